@@ -1,0 +1,35 @@
+"""qkv: the Transformer, all three families from one configuration.
+
+Everything here is imported on first use, so that `import qkv` stays fast.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from qkv.config.run import Config as Config
+    from qkv.nn.transformer import Transformer as Transformer
+
+__version__ = "0.1.0.dev0"
+
+_NAMES = {
+    "Config": "qkv.config.run",
+    "Transformer": "qkv.nn.transformer",
+}
+_MODULES = ("config", "inspect", "nn")
+
+__all__ = ["__version__", *_NAMES, *_MODULES]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _NAMES:
+        return getattr(import_module(_NAMES[name]), name)
+    if name in _MODULES:
+        return import_module(f"qkv.{name}")
+    raise AttributeError(f"module 'qkv' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,99 @@
+"""The command line: parse, call, print.
+
+Commands are imported when they are run; `qkv --help` reads only this table.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib import import_module
+
+import click
+
+from qkv.config.errors import QkvError, nearest
+
+COMMANDS: dict[str, tuple[str, str]] = {
+    "demo": ("qkv.cli.demo:demo", "Train a small model on bundled text and see it work."),
+    "new": ("qkv.cli.presets:new", "Write a preset as a configuration file to edit."),
+    "presets": ("qkv.cli.presets:presets", "List the presets."),
+    "show": ("qkv.cli.show:show", "Diagram, shapes, parameters, FLOPs and memory of a model."),
+}
+"""Command -> where it is defined, and its line in `qkv --help`."""
+
+
+class LazyGroup(click.Group):
+    """A group whose commands are imported on use. `commands_table` maps a name to (module:attribute, help line)."""
+
+    def __init__(self, *args: object, table: dict[str, tuple[str, str]], **kwargs: object) -> None:
+        super().__init__(*args, **kwargs)  # type: ignore[arg-type]
+        self.table = table
+
+    def list_commands(self, context: click.Context) -> list[str]:
+        return list(self.table)
+
+    def get_command(self, context: click.Context, name: str) -> click.Command | None:
+        if name not in self.table:
+            return None
+        module, _, attribute = self.table[name][0].partition(":")
+        command: click.Command = getattr(import_module(module), attribute)
+        return command
+
+    def resolve_command(
+        self, context: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and not args[0].startswith("-") and args[0] not in self.table:
+            guess = nearest(args[0], self.table)
+            hint = f" Did you mean `{guess}`?" if guess else f" See `{context.command_path} --help`."
+            raise click.UsageError(f"there is no command `{args[0]}`.{hint}", context)
+        return super().resolve_command(context, args)
+
+    def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, line) for name, (_, line) in self.table.items()])
+
+
+@click.group(
+    cls=LazyGroup,
+    table=COMMANDS,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    epilog="Every command takes --json for machine output and --debug for tracebacks.",
+)
+@click.version_option(package_name="qkv")
+def cli() -> None:
+    """Transformers of all three families from one configuration: train them, run them, look inside them."""
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command line and exit: 0 done, 1 failed, 2 wrong usage, 3 not found, 4 needs permission, 5 conflict."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    debug = "--debug" in arguments
+    arguments = [argument for argument in arguments if argument != "--debug"]
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(encoding="utf-8", errors="replace")  # LC_ALL=C and Windows default to something else
+    try:
+        sys.exit(cli.main(args=arguments, prog_name="qkv", standalone_mode=False) or 0)
+    except click.exceptions.Exit as stop:
+        sys.exit(stop.exit_code)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except (KeyboardInterrupt, click.Abort):
+        click.echo("interrupted", err=True)
+        sys.exit(130)
+    except BrokenPipeError:  # `qkv ... | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)
+    except QkvError as error:
+        if debug:
+            raise
+        click.echo(f"error: {error}", err=True)
+        sys.exit(error.exit_code)
+    except Exception as error:  # a fault of ours: say so in one line, keep the details for those who ask
+        if debug:
+            raise
+        click.echo(
+            f"error: qkv itself failed: {type(error).__name__}: {error}\n  try the same command with --debug", err=True
+        )
+        sys.exit(1)

@@ -1,0 +1,166 @@
+"""What every node of the configuration tree has in common, and how a `kind` chooses a class.
+
+Importing this room never imports torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from typing import Any, ClassVar, Self, get_args
+
+from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, GetJsonSchemaHandler, model_validator
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema
+
+from qkv.config.errors import nearest
+
+EVERY_PACKAGE = ("*",)
+"""`allow` of a configuration that the user trains from: its import paths are the user's own choice."""
+
+
+class Node(BaseModel):
+    """A frozen mapping whose unknown keys are errors that name the nearest known key."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _no_unknown_key(cls, data: Any) -> Any:
+        if data is None:  # an empty YAML section
+            return {}
+        if isinstance(data, Mapping):
+            for key in data:
+                if key not in cls.model_fields:
+                    guess = nearest(str(key), cls.model_fields)
+                    known = ", ".join(cls.model_fields)
+                    hint = f"`{guess}`" if guess else f"one of: {known}"
+                    raise PydanticCustomError("unknown_key", "unknown key `{key}`", {"key": str(key), "hint": hint})
+        return data
+
+
+class Part(Node):
+    """A swappable part: `kind` says which.
+
+    A third-party part is a subclass, named in YAML by its import path (`kind: "package.module:ConfigClass"`), that
+    names the class of its module in `module` (`"package.module:ModuleClass"`, built as `ModuleClass(config, dims)`).
+    """
+
+    kind: str = ""
+    module: ClassVar[str | None] = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _name_own_kind(cls, data: Any) -> Any:
+        if isinstance(data, Mapping) and not data.get("kind") and not _built_in_kinds(cls):
+            return {**data, "kind": f"{cls.__module__}:{cls.__qualname__}"}
+        return data
+
+
+def _built_in_kinds(part: type[Part]) -> tuple[str, ...]:
+    """The kinds a class declares as `kind: Literal[...]`; a third-party class declares none."""
+    return get_args(part.model_fields["kind"].annotation)
+
+
+class Kinds:
+    """Annotation: the value is one of these classes, chosen by its `kind` (the first class when there is none).
+
+    Use as `Annotated[NormConfig, Kinds(RMSNormConfig, LayerNormConfig)]`: to a type checker the field is a NormConfig.
+    """
+
+    def __init__(self, *parts: type[Part]) -> None:
+        self.parts = parts
+        self.by_kind = {kind: part for part in parts for kind in _built_in_kinds(part)}
+
+    def __get_pydantic_core_schema__(self, base: type[Part], handler: GetCoreSchemaHandler) -> CoreSchema:
+        def validate(value: Any, info: core_schema.ValidationInfo) -> Part:
+            if isinstance(value, base):
+                return value
+            if value is None:
+                value = {}
+            if not isinstance(value, Mapping):
+                raise PydanticCustomError(
+                    "not_a_mapping",
+                    "expected a mapping such as {example}, got {value}",
+                    {"example": f"{{kind: {next(iter(self.by_kind))}}}", "value": repr(value)},
+                )
+            return self._class_of(value, base, info).model_validate(value, context=info.context)
+
+        return core_schema.with_info_plain_validator_function(
+            validate,
+            serialization=core_schema.plain_serializer_function_ser_schema(lambda part: part.model_dump(mode="json")),
+        )
+
+    def _class_of(self, value: Mapping[str, Any], base: type[Part], info: core_schema.ValidationInfo) -> type[Part]:
+        kind = value.get("kind")
+        if kind is None:
+            return self.parts[0]
+        if kind in self.by_kind:
+            return self.by_kind[kind]
+        if isinstance(kind, str) and ":" in kind:
+            return import_part(kind, base, allow=(info.context or {}).get("allow", ()))
+        guess = nearest(str(kind), self.by_kind)
+        hint = f"`{guess}`" if guess else f"one of: {', '.join(self.by_kind)}"
+        raise PydanticCustomError("unknown_kind", "unknown kind `{kind}`", {"kind": str(kind), "hint": hint})
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        options = [handler(part.__pydantic_core_schema__) for part in self.parts]
+        plugin = {
+            "type": "object",
+            "properties": {"kind": {"type": "string", "pattern": r"^[\w.]+:\w+$"}},
+            "required": ["kind"],
+            "description": "a third-party part, by the import path of its configuration class",
+        }
+        return {"anyOf": [*options, plugin]}
+
+
+def import_object(path: str) -> Any:
+    """The object that `package.module:Name` names. Raises ImportError or AttributeError."""
+    module, _, name = path.partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
+def import_part(path: str, base: type[Part], allow: tuple[str, ...]) -> type[Part]:
+    """The third-party configuration class at `path`; refused unless `allow` names its package (or is `("*",)`)."""
+    package = path.partition(":")[0].partition(".")[0]
+    if allow != EVERY_PACKAGE and package not in allow:
+        raise PydanticCustomError(
+            "package_not_allowed",
+            "`{path}` would run code of the package `{package}`, which is not allowed",
+            {"path": path, "package": package, "hint": f"--allow-package {package} if you trust that package"},
+        )
+    try:
+        part = import_object(path)
+    except Exception as error:  # whatever a stranger's module raises while it is imported
+        raise PydanticCustomError(
+            "import_failed",
+            "cannot import `{path}`: {error}",
+            {"path": path, "error": f"{type(error).__name__}: {error}", "hint": "package.module:ConfigClass"},
+        ) from error
+    if not (isinstance(part, type) and issubclass(part, base)):
+        raise PydanticCustomError(
+            "wrong_part",
+            "`{path}` is not a {base}",
+            {"path": path, "base": base.__name__, "hint": f"a subclass of qkv.config.{base.__name__}"},
+        )
+    if part.module is None:
+        raise PydanticCustomError(
+            "no_module",
+            "`{path}` does not say which module it builds",
+            {"path": path, "hint": f'module: ClassVar[str] = "package.module:ModuleClass" in {part.__name__}'},
+        )
+    return part
+
+
+def contradiction(first: str, second: str, why: str, hint: str) -> PydanticCustomError:
+    """Two keys that cannot both be meant; the message names both."""
+    return PydanticCustomError(
+        "contradiction",
+        "`{first}` and `{second}` contradict each other: {why}",
+        {"first": first, "second": second, "why": why, "hint": hint},
+    )
+
+
+def replaced(node: Node, **values: Any) -> Self:  # type: ignore[misc]
+    """A copy of a frozen node with some values replaced."""
+    return node.model_copy(update=values)  # type: ignore[return-value]

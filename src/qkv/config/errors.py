@@ -1,0 +1,68 @@
+"""Errors people read: what is wrong, where, and what to try.
+
+Imports nothing, so that the command line can report an error without loading pydantic or torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class QkvError(Exception):
+    """A mistake or a limit that the user can act on; the command line prints it without a traceback.
+
+    `what` says what is wrong, `where` the place (file:line, key, byte offset), `hint` what to try.
+    """
+
+    exit_code = 1
+
+    def __init__(self, what: str, *, where: str | None = None, hint: str | None = None) -> None:
+        super().__init__(what)
+        self.what, self.where, self.hint = what, where, hint
+
+    def __str__(self) -> str:
+        place = f"\n  at {self.where}" if self.where else ""
+        advice = f"\n  try {self.hint}" if self.hint else ""
+        return f"{self.what}{place}{advice}"
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _rebuild, (type(self), self.what, self.where, self.hint)
+
+
+def _rebuild(kind: type[QkvError], what: str, where: str | None, hint: str | None) -> QkvError:
+    return kind(what, where=where, hint=hint)
+
+
+class UsageError(QkvError):
+    """An argument that cannot be meant: a wrong value, or two that contradict each other."""
+
+    exit_code = 2
+
+
+class ConfigError(UsageError):
+    """A configuration that cannot be built."""
+
+
+class NotFoundError(QkvError):
+    """A file, preset, run or model that does not exist."""
+
+    exit_code = 3
+
+
+class PermissionNeededError(QkvError):
+    """Something that needs the user's explicit consent, such as code from a third party."""
+
+    exit_code = 4
+
+
+class ConflictError(QkvError):
+    """What is there already stands in the way, such as a run folder in use."""
+
+    exit_code = 5
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """The known name that `name` most likely meant, or None."""
+    found = get_close_matches(name, list(known), n=1, cutoff=0.6)
+    return found[0] if found else None

@@ -136,7 +136,9 @@ def _parse(text: str, name: str, line: int = 0) -> tuple[Any, dict[Path_, str]]:
         mark = getattr(error, "problem_mark", None)
         where = name if line or mark is None else f"{name}:{mark.line + 1}"
         problem = getattr(error, "problem", None) or str(error)
-        raise ConfigError(f"not valid YAML: {problem}", where=where, hint="checking indentation, colons and tabs") from None
+        raise ConfigError(
+            f"not valid YAML: {problem}", where=where, hint="checking indentation, colons and tabs"
+        ) from None
     finally:
         loader.dispose()  # type: ignore[no-untyped-call]
 
@@ -259,7 +261,11 @@ def _refuse_shadowed(tree: _Tree, path: Path_, where: str) -> None:
     if path[0] != "model" or not isinstance(model, dict):
         return
     inner = path[1:]
-    stacks: list[tuple[Path_, Any]] = [((), model), (("encoder",), model.get("encoder")), (("decoder",), model.get("decoder"))]
+    stacks: list[tuple[Path_, Any]] = [
+        ((), model),
+        (("encoder",), model.get("encoder")),
+        (("decoder",), model.get("decoder")),
+    ]
     if inner and inner[0] in ("encoder", "decoder"):
         stacks = [((inner[0],), model.get(str(inner[0])))]
         inner = inner[1:]
@@ -318,7 +324,9 @@ def _explain(error: ValidationError, tree: _Tree) -> ConfigError:
         seen.add((path, message))
         place = ".".join(map(str, path))
         origin = tree.origin(path)
-        lines.append((message, f"{origin}, key `{place}`" if origin and place else origin or f"`{place}`", context.get("hint")))
+        lines.append(
+            (message, f"{origin}, key `{place}`" if origin and place else origin or f"`{place}`", context.get("hint"))
+        )
     lines = [entry for entry in lines if entry[0] != "missing value" or len(lines) == 1] or lines
     what, where, hint = lines[0]
     for message, place, _ in lines[1:]:
@@ -352,8 +360,17 @@ def _message(detail: Any) -> str:
     if kind == "missing":
         return "missing value"
     custom = (
-        "unknown_key", "unknown_kind", "contradiction", "not_a_mapping", "layers", "repeat", "validation",
-        "package_not_allowed", "import_failed", "wrong_part", "no_module",
+        "unknown_key",
+        "unknown_kind",
+        "contradiction",
+        "not_a_mapping",
+        "layers",
+        "repeat",
+        "validation",
+        "package_not_allowed",
+        "import_failed",
+        "wrong_part",
+        "no_module",
     )
     message = str(detail["msg"])
     if kind in custom:

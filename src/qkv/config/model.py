@@ -365,7 +365,10 @@ class StackConfig(Node):
     def _check_positions(self) -> None:
         if isinstance(self.position, SinusoidalConfig) and self.d_model % 2:
             raise contradiction(
-                "position.kind", "d_model", f"sine and cosine come in pairs, and {self.d_model} is odd", "an even d_model"
+                "position.kind",
+                "d_model",
+                f"sine and cosine come in pairs, and {self.d_model} is odd",
+                "an even d_model",
             )
         for layer in self.layers:
             if layer.position.absolute and layer.position != self.position:
@@ -461,7 +464,9 @@ class ModelConfig(StackConfig):
         if self.family != "encoder" and not isinstance((self.decoder or self).input, TokenInputConfig):
             raise contradiction("family", "input.kind", "a decoder reads tokens", "encoder.input in an encoder-decoder")
         if self.decoder is None and any(layer.cross_attention for layer in self.layers):
-            raise contradiction("family", "cross_attention", "there is no source to attend to", "family=encoder-decoder")
+            raise contradiction(
+                "family", "cross_attention", "there is no source to attend to", "family=encoder-decoder"
+            )
         self._check_tying(head)
         return self
 
@@ -486,7 +491,10 @@ class ModelConfig(StackConfig):
                     )
         if tie in ("head", "all") and not head.predicts_tokens:
             raise contradiction(
-                "tie_embeddings", "head.kind", f"a head of kind {head.kind} has no vocabulary matrix", "tie_embeddings=none"
+                "tie_embeddings",
+                "head.kind",
+                f"a head of kind {head.kind} has no vocabulary matrix",
+                "tie_embeddings=none",
             )
         if tie in ("head", "all") and not isinstance((self.decoder or self).input, TokenInputConfig):
             raise contradiction(
@@ -514,7 +522,9 @@ def _spell_stack(stack: Mapping[str, Any], *, attends_source: bool) -> dict[str,
             pattern.append(entry)
             continue
         if not isinstance(entry, Mapping):
-            raise PydanticCustomError("layers", "an entry of `layers` is a mapping, got {entry}", {"entry": repr(entry)})
+            raise PydanticCustomError(
+                "layers", "an entry of `layers` is a mapping, got {entry}", {"entry": repr(entry)}
+            )
         own = dict(entry)
         repeat = own.pop("repeat", 1)
         if not isinstance(repeat, int) or isinstance(repeat, bool) or repeat < 1:

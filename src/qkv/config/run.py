@@ -33,7 +33,9 @@ class TokenizerConfig(Node):
         if (self.source is None) != (self.target is None):
             raise contradiction("tokenizer.source", "tokenizer.target", "only one is given", "both, or neither")
         if self.source and self.path:
-            raise contradiction("tokenizer.source", "tokenizer.path", "one or two tokenizers?", "source.path, target.path")
+            raise contradiction(
+                "tokenizer.source", "tokenizer.path", "one or two tokenizers?", "source.path, target.path"
+            )
         if self.path and self.vocab_size:
             raise contradiction(
                 "tokenizer.path", "tokenizer.vocab_size", "a saved tokenizer has its own size", "one of them"
@@ -90,7 +92,8 @@ class DataConfig(Part):
     def _fraction(self) -> Self:
         if isinstance(self.validation, float) and not 0 <= self.validation < 1:
             raise PydanticCustomError(
-                "validation", "data.validation is a fraction from 0 to 1 or a list of files, got {got}",
+                "validation",
+                "data.validation is a fraction from 0 to 1 or a list of files, got {got}",
                 {"got": self.validation},
             )
         return self
@@ -272,6 +275,7 @@ class Config(Node):
             warnings.simplefilter("ignore")  # pydantic warns of defaults it writes in their short form
             schema = cls.model_json_schema()
         schema["properties"]["extends"] = {
-            "type": "string", "description": "a preset's name or a path; keys here override it"
+            "type": "string",
+            "description": "a preset's name or a path; keys here override it",
         }
         return schema

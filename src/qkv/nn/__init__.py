@@ -1,0 +1,30 @@
+"""The Transformer. Every file is one box of the diagram; reading the folder is reading the architecture."""
+
+from qkv.nn.attention import Attention
+from qkv.nn.block import Block, Stack, Sublayer
+from qkv.nn.build import Dims, build
+from qkv.nn.cache import Cache
+from qkv.nn.embedding import Embedding
+from qkv.nn.feed_forward import FeedForward, GatedFeedForward
+from qkv.nn.kernels import use_kernel
+from qkv.nn.norm import LayerNorm, RMSNorm
+from qkv.nn.transformer import IGNORE, Output, Transformer
+
+__all__ = [
+    "IGNORE",
+    "Attention",
+    "Block",
+    "Cache",
+    "Dims",
+    "Embedding",
+    "FeedForward",
+    "GatedFeedForward",
+    "LayerNorm",
+    "Output",
+    "RMSNorm",
+    "Stack",
+    "Sublayer",
+    "Transformer",
+    "build",
+    "use_kernel",
+]

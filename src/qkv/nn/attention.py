@@ -1,0 +1,106 @@
+"""Attention with two ports: queries come from X, keys and values from Y.
+
+Self-attention is X = Y; masked self-attention adds a causal rule; cross-attention is X != Y, where Y may have another
+length and another width. `num_kv_heads` makes it multi-head, grouped-query or multi-query.
+
+Shapes: B batch, T queries, S keys, M model width, N width of Y, H query heads, G key/value heads, D head width.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from qkv.config.model import NoNormConfig, RMSNormConfig, StandardAttentionConfig
+from qkv.nn.build import Dims, build
+from qkv.nn.cache import CrossCache, LayerCache
+from qkv.nn.kernels import SdpaKernel
+from qkv.nn.mask import Mask, Rule
+from qkv.nn.position import NO_PHASES, Phases
+
+
+class Attention(nn.Module):
+    """softmax(q k^T / sqrt(D)) v in H heads ("Attention Is All You Need", 3.2); G < H is grouped-query attention
+    (Ainslie et al. 2023, arXiv 2305.13245), G = 1 multi-query (Shazeer 2019, arXiv 1911.02150).
+
+    With `qk_norm`, queries and keys are normalised before positions turn them (Henry et al. 2020; Dehghani et al.
+    2023): per head over D with one weight for all heads, or over the full projection.
+    """
+
+    def __init__(self, config: StandardAttentionConfig, dims: Dims) -> None:
+        super().__init__()
+        config = config.complete(dims.d_model)
+        assert config.head_dim is not None
+        assert config.num_kv_heads is not None
+        self.num_heads, self.num_kv_heads, self.head_dim = config.num_heads, config.num_kv_heads, config.head_dim
+        self.scale = self.head_dim**-0.5
+        self.dropout = config.dropout
+        d_source = dims.d_source or dims.d_model
+        width, kv_width = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
+        self.query = nn.Linear(dims.d_model, width, bias=bool(config.bias))
+        self.key = nn.Linear(d_source, kv_width, bias=bool(config.bias))
+        self.value = nn.Linear(d_source, kv_width, bias=bool(config.bias))
+        self.output = nn.Linear(width, dims.d_model, bias=config.bias is True)
+        norm = RMSNormConfig() if isinstance(dims.norm, NoNormConfig) else dims.norm
+        self.norm_per_head = config.qk_norm == "per-head"
+        self.query_norm: nn.Module = nn.Identity()
+        self.key_norm: nn.Module = nn.Identity()
+        if config.qk_norm != "none":
+            self.query_norm = build(norm, dims.with_(d_model=self.head_dim if self.norm_per_head else width))
+            self.key_norm = build(norm, dims.with_(d_model=self.head_dim if self.norm_per_head else kv_width))
+        self.kernel: nn.Module = SdpaKernel()
+
+    def forward(
+        self,
+        x_BTM: Tensor,
+        y_BSN: Tensor | None = None,
+        *,
+        mask: Mask | Rule | None = None,
+        phases: Phases = NO_PHASES,
+        cache: LayerCache | CrossCache | None = None,
+        end: int = 0,
+    ) -> Tensor:
+        """[B, T, M] -> [B, T, M]. `y_BSN` None: keys and values come from x too.
+
+        mask: who may attend to whom; a bare rule speaks of slots 0 .. T-1 and 0 .. S-1. phases: what the tokens'
+        positions do to queries and keys (`Position.phases`). cache: a LayerCache takes up the new keys and values (`end`: one past the
+        last slot written); a CrossCache is filled by the first call and then replaces y.
+        """
+        q_BHTD = phases.rotate(self._heads(self.query(x_BTM), self.query_norm, self.num_heads))
+        if isinstance(cache, CrossCache):
+            if cache.k_BGSD is None or cache.v_BGSD is None:
+                assert y_BSN is not None
+                cache.k_BGSD, cache.v_BGSD = self._keys_values(y_BSN, NO_PHASES)
+            k_BGSD, v_BGSD = cache.k_BGSD, cache.v_BGSD
+        else:
+            k_BGSD, v_BGSD = self._keys_values(x_BTM if y_BSN is None else y_BSN, phases)
+        if not isinstance(mask, Mask):
+            mask = _call_mask(mask, x_BTM, k_BGSD.shape[2])
+        if isinstance(cache, LayerCache):
+            k_BGSD, v_BGSD = cache.append(k_BGSD, v_BGSD, mask.q_slots, end)
+        out_BHTD = self.kernel(q_BHTD, k_BGSD, v_BGSD, mask, self.scale, self.dropout if self.training else 0.0)
+        out: Tensor = self.output(out_BHTD.transpose(1, 2).flatten(2))
+        return out
+
+    def _keys_values(self, y_BSN: Tensor, phases: Phases) -> tuple[Tensor, Tensor]:
+        k_BGSD = self._heads(self.key(y_BSN), self.key_norm, self.num_kv_heads)
+        v_BGSD = self.value(y_BSN).unflatten(-1, (self.num_kv_heads, self.head_dim)).transpose(1, 2)
+        return phases.rotate(k_BGSD), v_BGSD
+
+    def _heads(self, x_BTW: Tensor, norm: nn.Module, heads: int) -> Tensor:
+        """A projection normalised and split into heads, [B, heads, T, D]."""
+        if self.norm_per_head:
+            normed: Tensor = norm(x_BTW.unflatten(-1, (heads, self.head_dim)))
+            return normed.transpose(1, 2)
+        full: Tensor = norm(x_BTW)
+        return full.unflatten(-1, (heads, self.head_dim)).transpose(1, 2)
+
+    def extra_repr(self) -> str:
+        return f"{self.num_heads} heads, {self.num_kv_heads} key/value heads, head_dim={self.head_dim}"
+
+
+def _call_mask(rule: Rule | None, x_BTM: Tensor, num_keys: int) -> Mask:
+    square = Mask.square(rule, x_BTM.shape[1], x_BTM.device)
+    return Mask(rule, square.q_slots, num_keys, aligned=num_keys == x_BTM.shape[1])
+
+
+build.register(StandardAttentionConfig, Attention)

@@ -1,0 +1,205 @@
+"""Sublayers, blocks and stacks: how the parts are stacked up.
+
+Shapes: B batch, T tokens, S source tokens, M model width, N source width.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from qkv.config.model import BlockConfig, NoPositionConfig, NormConfig, StackConfig
+from qkv.nn.build import Dims, build
+from qkv.nn.cache import Cache, CrossCache, LayerCache
+from qkv.nn.mask import Causal, Mask, Rule, Window
+from qkv.nn.position import NO_PHASES, Phases
+from qkv.nn.residual import ResidualStream, Site
+
+
+@dataclass
+class BlockInputs:
+    """What a block needs besides the stream: the same objects for all layers of a kind, made once per forward."""
+
+    mask: Mask
+    phases: Phases = NO_PHASES
+    memory_BSN: Tensor | None = None
+    memory_mask: Mask | None = None
+    cache: LayerCache | None = None
+    cross_cache: CrossCache | None = None
+    end: int = 0
+
+
+class Sublayer(nn.Module):
+    """read -> norm_in -> function -> norm_out -> dropout -> write -> norm_stream.
+
+    Of the three norms a placement uses norm_in (pre), norm_out (output), both (sandwich) or norm_stream (post).
+    """
+
+    def __init__(self, function: nn.Module, norm: NormConfig, dims: Dims, site: Site, dropout: float) -> None:
+        super().__init__()
+        self.site = site
+        where = norm.placement
+        self.norm_in: nn.Module = build(norm, dims) if where in ("pre", "sandwich") else nn.Identity()
+        self.function = function
+        self.norm_out: nn.Module = build(norm, dims) if where in ("output", "sandwich") else nn.Identity()
+        self.dropout = nn.Dropout(dropout)
+        self.norm_stream: nn.Module = build(norm, dims) if where == "post" else nn.Identity()
+
+    def forward(self, state: Any, inputs: BlockInputs) -> Any:
+        """The state of the residual stream, one sublayer later."""
+        x_BTM, context = self.site.read(state)
+        y_BTM = self.dropout(self.norm_out(self.call(self.norm_in(x_BTM), inputs)))
+        return self.norm_stream(self.site.write(state, y_BTM, context))
+
+    def call(self, x_BTM: Tensor, inputs: BlockInputs) -> Tensor:
+        """The function, given what it needs of `inputs`."""
+        out: Tensor = self.function(x_BTM)
+        return out
+
+
+class SelfAttentionSublayer(Sublayer):
+    """Queries, keys and values from the stream."""
+
+    def call(self, x_BTM: Tensor, inputs: BlockInputs) -> Tensor:
+        out: Tensor = self.function(x_BTM, mask=inputs.mask, phases=inputs.phases, cache=inputs.cache, end=inputs.end)
+        return out
+
+
+class CrossAttentionSublayer(Sublayer):
+    """Queries from the stream, keys and values from the source's memory."""
+
+    def call(self, x_BTM: Tensor, inputs: BlockInputs) -> Tensor:
+        out: Tensor = self.function(x_BTM, inputs.memory_BSN, mask=inputs.memory_mask, cache=inputs.cross_cache)
+        return out
+
+
+class Block(nn.Module):
+    """One layer: self-attention, cross-attention where there is a source, feed-forward."""
+
+    def __init__(self, config: BlockConfig, dims: Dims, stream: ResidualStream, first_site: int) -> None:
+        super().__init__()
+        dims = dims.with_(norm=config.norm)
+        self.self_attention = SelfAttentionSublayer(
+            build(config.attention, dims.with_(d_source=None)),
+            config.norm,
+            dims,
+            stream.new_site(first_site),
+            config.dropout,
+        )
+        if config.cross_attention is not None:
+            self.cross_attention = CrossAttentionSublayer(
+                build(config.cross_attention, dims), config.norm, dims, stream.new_site(first_site + 1), config.dropout
+            )
+        self.feed_forward = Sublayer(
+            build(config.feed_forward, dims), config.norm, dims, stream.new_site(first_site + len(self)), config.dropout
+        )
+
+    def __len__(self) -> int:
+        """The number of sublayers."""
+        return len(self._modules)
+
+    def forward(self, state: Any, inputs: BlockInputs) -> Any:
+        """The state of the residual stream, one layer later."""
+        for sublayer in self.children():
+            state = sublayer(state, inputs)
+        return state
+
+
+class Stack(nn.Module):
+    """A tower: blocks on a residual stream, and the final norm where the placement needs one.
+
+    d_source: width of the memory that cross-attention reads; None: there is none.
+    """
+
+    def __init__(self, config: StackConfig, *, causal: bool, d_source: int | None = None) -> None:
+        super().__init__()
+        self.config = config
+        self.causal = causal
+        dims = Dims(config.d_model, d_source, max_seq_len=config.max_seq_len, num_layers=config.num_layers)
+        self.residual: ResidualStream = build(config.residual, dims)
+        # one position module per distinct kind: its phases are computed once per forward, not once per layer
+        self.positions = nn.ModuleList()
+        known: dict[Any, int] = {}
+        self.position_of_layer: list[int] = []
+        self.window_of_layer: list[int | None] = []
+        blocks: list[Block] = []
+        sites = 0
+        for layer in config.layers:
+            kind = NoPositionConfig() if layer.position.absolute else layer.position
+            head_dim = getattr(layer.attention, "head_dim", None) or config.d_model
+            if (kind, head_dim) not in known:
+                known[kind, head_dim] = len(self.positions)
+                self.positions.append(build(kind, dims.with_(d_model=head_dim)))
+            self.position_of_layer.append(known[kind, head_dim])
+            self.window_of_layer.append(getattr(layer.attention, "window", None))
+            blocks.append(Block(layer, dims, self.residual, sites))
+            sites += len(blocks[-1])
+        self.blocks = nn.ModuleList(blocks)
+        self.final_norm: nn.Module = build(config.norm, dims) if config.final_norm else nn.Identity()
+
+    def forward(
+        self,
+        x_BTM: Tensor,
+        positions_BT: Tensor | None = None,
+        *,
+        rule: Rule | None = None,
+        memory_BSN: Tensor | None = None,
+        memory_rule: Rule | None = None,
+        cache: Cache | None = None,
+    ) -> Tensor:
+        """Embeddings [B, T, M] to hidden vectors [B, T, M].
+
+        positions_BT: [B or 1, T], by default 0 .. T-1. rule: what else hides keys, besides a causal stack's own rule
+        and each layer's window. memory_BSN: the source; memory_rule: what hides it. cache: takes up the new tokens'
+        keys and values; the caller advances it.
+        """
+        length = x_BTM.shape[1]
+        if positions_BT is None:
+            positions_BT = torch.arange(length, device=x_BTM.device)[None]
+        end = cache.room_for(length) if cache is not None else length
+        slots = torch.arange(length, device=x_BTM.device) if cache is None else cache.slots(length)
+        held = end if cache is None or cache.capacity is None else cache.capacity
+        dtype = x_BTM.dtype if x_BTM.dtype == torch.float64 else torch.float32
+        phases = [position.phases(positions_BT, dtype) for position in self.positions]  # type: ignore[operator]
+        masks: dict[int | None, Mask] = {}
+        memory_mask = None
+        if memory_BSN is not None or (cache is not None and cache.has_source):
+            memory_mask = Mask(memory_rule, slots, _memory_length(memory_BSN, cache), aligned=False)
+        state = self.residual.enter(x_BTM)
+        for layer, block in enumerate(self.blocks):
+            window = self.window_of_layer[layer]
+            if window not in masks:
+                masks[window] = Mask(self._rule(window, rule), slots, held, aligned=slots.dim() == 1)
+            inputs = BlockInputs(
+                masks[window],
+                phases[self.position_of_layer[layer]],
+                memory_BSN,
+                memory_mask,
+                cache.layers[layer] if cache is not None else None,
+                cache.cross[layer] if cache is not None else None,
+                end,
+            )
+            state = block(state, inputs)
+        hidden: Tensor = self.final_norm(self.residual.exit(state))
+        return hidden
+
+    def _rule(self, window: int | None, rule: Rule | None) -> Rule | None:
+        """A layer's whole rule: causal or not, its window, and what hides keys in this call."""
+        whole: Rule | None = Causal() if self.causal else None
+        for part in (Window(window) if window else None, rule):
+            if part is not None:
+                whole = part if whole is None else whole & part
+        return whole
+
+
+def _memory_length(memory_BSN: Tensor | None, cache: Cache | None) -> int:
+    if memory_BSN is not None:
+        return memory_BSN.shape[1]
+    assert cache is not None
+    cross = cache.cross[0]
+    assert cross is not None
+    assert cross.k_BGSD is not None
+    return cross.k_BGSD.shape[2]

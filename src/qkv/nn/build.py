@@ -1,0 +1,46 @@
+"""A kind becomes a module in one place.
+
+Every file of this room registers its module class for its configuration class; `build(config, dims)` finds it. A
+third-party configuration class names its module class itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import singledispatch
+from typing import Any
+
+from torch import nn
+
+from qkv.config.base import Part, import_object
+from qkv.config.model import NormConfig, RMSNormConfig
+
+
+@dataclass(frozen=True)
+class Dims:
+    """What a part must know about the place it is built for.
+
+    d_model: width of the stream it reads. d_source: width of the keys' and values' source (None: d_model). d_out:
+    width or count of what it produces where that is not d_model (vocabulary, classes). num_layers: depth of the stack.
+    norm: the norm kind of the layer, for parts with norms inside.
+    """
+
+    d_model: int
+    d_source: int | None = None
+    d_out: int | None = None
+    max_seq_len: int = 0
+    num_layers: int = 1
+    norm: NormConfig = RMSNormConfig()
+
+    def with_(self, **changes: Any) -> Dims:
+        """The same with some values replaced."""
+        return replace(self, **changes)
+
+
+@singledispatch
+def build(config: object, dims: Dims) -> Any:
+    """The module that `config` describes, for a place of size `dims`."""
+    if isinstance(config, Part) and config.module is not None:
+        module: nn.Module = import_object(config.module)(config, dims)
+        return module
+    raise TypeError(f"no module is registered for {type(config).__name__}")

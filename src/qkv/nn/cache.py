@@ -1,0 +1,136 @@
+"""Keys and values of tokens already seen.
+
+A cache is passed to `forward` and belongs to its caller. Every kind obeys one law: any split of a sequence into chunks
+gives the logits of the full forward. Each row has its own length, so prompts of unequal length share a batch. Caches
+serve inference: use them under `torch.no_grad()`.
+
+Shapes: B rows, G key/value heads, S slots held, T new tokens, D head width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from qkv.config.errors import UsageError
+from qkv.nn.mask import Rule
+
+
+class LayerCache:
+    """One layer's keys and values; memory is zero where nothing was written, never uninitialised (0 x NaN is NaN).
+
+    `capacity` None: the buffers grow as needed, doubling, so that appending n tokens copies O(n). Otherwise they are
+    fixed and returned whole, so that shapes never change.
+    """
+
+    def __init__(self, capacity: int | None) -> None:
+        self.capacity = capacity
+        self.k_BGSD: Tensor | None = None
+        self.v_BGSD: Tensor | None = None
+
+    def append(self, k_BGTD: Tensor, v_BGTD: Tensor, slots: Tensor, end: int) -> tuple[Tensor, Tensor]:
+        """Write new keys and values at `slots` ([T], or [B, T] where rows differ) and return all that is held.
+
+        end: one past the last slot written in any row.
+        """
+        self.k_BGSD = self._write(self.k_BGSD, k_BGTD, slots, end)
+        self.v_BGSD = self._write(self.v_BGSD, v_BGTD, slots, end)
+        if self.capacity is None:
+            return self.k_BGSD[:, :, :end], self.v_BGSD[:, :, :end]
+        return self.k_BGSD, self.v_BGSD
+
+    def _write(self, held: Tensor | None, new_BGTD: Tensor, slots: Tensor, end: int) -> Tensor:
+        size = self.capacity or 0
+        if self.capacity is None:
+            size = held.shape[2] if held is not None else 0
+            if end > size:
+                size = max(end, 2 * size, 16)
+        if held is None or held.shape[2] < size:
+            grown = new_BGTD.new_zeros(*new_BGTD.shape[:2], size, new_BGTD.shape[3])
+            if held is not None:
+                grown[:, :, : held.shape[2]] = held
+            held = grown
+        if slots.dim() == 1:
+            held.index_copy_(2, slots, new_BGTD)
+        else:
+            rows = torch.arange(slots.shape[0], device=slots.device)[:, None]
+            held[rows, :, slots] = new_BGTD.transpose(1, 2)
+        return held
+
+    def reset(self) -> None:
+        """Forget everything; the memory stays and is zeroed."""
+        for held in (self.k_BGSD, self.v_BGSD):
+            if held is not None:
+                held.zero_()
+
+
+class CrossCache:
+    """One layer's keys and values of the source: computed once, then only read."""
+
+    def __init__(self) -> None:
+        self.k_BGSD: Tensor | None = None
+        self.v_BGSD: Tensor | None = None
+
+    def reset(self) -> None:
+        self.k_BGSD = self.v_BGSD = None
+
+
+class Cache:
+    """The caches of all layers, the number of tokens held in each row, and what is known of the source.
+
+    `lengths_B` counts real tokens. Right-padded slots of a ragged prompt are overwritten by the next tokens; until then
+    no real query can see them, since they lie in its future.
+    """
+
+    def __init__(self, batch: int, num_layers: int, *, capacity: int | None, cross: bool, device: torch.device) -> None:
+        self.batch = batch
+        self.capacity = capacity
+        self.layers = [LayerCache(capacity) for _ in range(num_layers)]
+        self.cross: Sequence[CrossCache | None] = [CrossCache() if cross else None for _ in range(num_layers)]
+        self.lengths_B = torch.zeros(batch, dtype=torch.int64, device=device)
+        self.longest = 0
+        """The largest of `lengths_B`, known without asking the device."""
+        self.even = True
+        """All rows have the same length."""
+        self.source_rule: Rule | None = None
+        self.has_source = False
+
+    def slots(self, count: int) -> Tensor:
+        """The slots of the next `count` tokens: [T] where all rows agree and may grow, else [B, T]."""
+        new = torch.arange(count, device=self.lengths_B.device)
+        if self.even and self.capacity is None:
+            return new + self.longest
+        return self.lengths_B[:, None] + new
+
+    def room_for(self, count: int) -> int:
+        """One past the last slot that `count` more tokens need. Raises UsageError when they do not fit."""
+        end = self.longest + count
+        if self.capacity is not None and end > self.capacity:
+            raise UsageError(
+                f"the cache holds {self.capacity} tokens, and {self.longest} + {count} = {end} are needed",
+                hint="new_cache(length=...) with room for the prompt and all new tokens",
+            )
+        return end
+
+    def advance(self, count: int, lengths_B: Tensor | None) -> None:
+        """Note that `count` tokens were written, of which only the first `lengths_B` of each row are real."""
+        if lengths_B is None:
+            self.lengths_B = self.lengths_B + count
+            self.longest += count
+        else:
+            self.lengths_B = self.lengths_B + lengths_B
+            self.longest = int(self.lengths_B.max())
+            self.even = bool((self.lengths_B == self.longest).all())
+
+    def reset(self) -> None:
+        """Empty the cache for another sequence; what was held leaves no trace."""
+        for layer in self.layers:
+            layer.reset()
+        for cross in self.cross:
+            if cross is not None:
+                cross.reset()
+        self.lengths_B = torch.zeros_like(self.lengths_B)
+        self.longest, self.even = 0, True
+        self.source_rule, self.has_source = None, False

@@ -1,0 +1,70 @@
+"""The feed-forward part: each token by itself, through a wider layer and back.
+
+Shapes: [..., M] model width, F feed-forward width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from qkv.config.model import DenseFeedForwardConfig
+from qkv.nn.build import Dims, build
+
+
+def gelu_tanh(x: Tensor) -> Tensor:
+    """GELU with the tanh approximation (GPT-2, Gemma)."""
+    return F.gelu(x, approximate="tanh")
+
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": F.relu,
+    "gelu": F.gelu,
+    "gelu_tanh": gelu_tanh,
+    "swiglu": F.silu,
+    "geglu": F.gelu,
+}
+"""The non-linearity of each feed-forward kind; of the gated kinds, the gate's."""
+
+
+class FeedForward(nn.Module):
+    """down(activation(up(x))) ("Attention Is All You Need", eq. 2), the same as two convolutions of width 1."""
+
+    def __init__(self, config: DenseFeedForwardConfig, dims: Dims) -> None:
+        super().__init__()
+        config = config.complete(dims.d_model)
+        assert config.d_ff is not None
+        self.kind = config.kind
+        self.up = nn.Linear(dims.d_model, config.d_ff, bias=config.bias)
+        self.down = nn.Linear(config.d_ff, dims.d_model, bias=config.bias)
+        self.dropout = nn.Dropout(config.dropout)
+        self.output_dropout = nn.Dropout(config.output_dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., M] -> [..., M]."""
+        return self.output_dropout(self.down(self.dropout(self.hidden(x))))  # type: ignore[no-any-return]
+
+    def hidden(self, x: Tensor) -> Tensor:
+        """The hidden activations, [..., F]."""
+        return ACTIVATIONS[self.kind](self.up(x))
+
+    def extra_repr(self) -> str:
+        return self.kind
+
+
+class GatedFeedForward(FeedForward):
+    """down(activation(gate(x)) * up(x)): SwiGLU, GEGLU (Shazeer 2020, arXiv 2002.05202)."""
+
+    def __init__(self, config: DenseFeedForwardConfig, dims: Dims) -> None:
+        super().__init__(config, dims)
+        self.gate = nn.Linear(dims.d_model, self.up.out_features, bias=config.bias)
+
+    def hidden(self, x: Tensor) -> Tensor:
+        return ACTIVATIONS[self.kind](self.gate(x)) * self.up(x)
+
+
+@build.register
+def _dense(config: DenseFeedForwardConfig, dims: Dims) -> FeedForward:
+    return GatedFeedForward(config, dims) if config.gated else FeedForward(config, dims)

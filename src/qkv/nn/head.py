@@ -1,0 +1,125 @@
+"""From hidden vectors to what the model says.
+
+Shapes: B batch, T tokens, M model width, V vocabulary, C classes.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from qkv.config.model import (
+    ClassifierHeadConfig,
+    LanguageModelHeadConfig,
+    MaskedLanguageModelHeadConfig,
+    NoHeadConfig,
+)
+from qkv.nn.build import Dims, build
+from qkv.nn.feed_forward import ACTIVATIONS
+
+
+class Head(nn.Module):
+    """Base of the heads. `weight` is the vocabulary matrix [V, M] where there is one, shared when tied."""
+
+    per_token = True
+    """One answer per token; otherwise one per sequence."""
+
+    def forward(self, h_BTM: Tensor, lengths_B: Tensor | None = None) -> Tensor:
+        """Hidden vectors to logits."""
+        raise TypeError(f"{type(self).__name__} computes nothing")
+
+
+class LanguageModelHead(Head):
+    """logits = h E^T (+ b): [B, T, V]."""
+
+    def __init__(self, config: LanguageModelHeadConfig, dims: Dims) -> None:
+        super().__init__()
+        assert dims.d_out is not None
+        self.weight = nn.Parameter(torch.empty(dims.d_out, dims.d_model))
+        self.bias = nn.Parameter(torch.zeros(dims.d_out)) if config.bias else None
+
+    def forward(self, h_BTM: Tensor, lengths_B: Tensor | None = None) -> Tensor:
+        return nn.functional.linear(h_BTM, self.weight, self.bias)
+
+    def extra_repr(self) -> str:
+        return f"{self.weight.shape[1]} -> {self.weight.shape[0]}"
+
+
+class MaskedLanguageModelHead(Head):
+    """BERT's (Devlin et al. 2018, arXiv 1810.04805): logits = N(act(W h + c)) E^T + b, [B, T, V]."""
+
+    def __init__(self, config: MaskedLanguageModelHeadConfig, dims: Dims) -> None:
+        super().__init__()
+        assert dims.d_out is not None
+        self.activation = config.activation
+        self.dense = nn.Linear(dims.d_model, dims.d_model)
+        self.norm: nn.Module = build(dims.norm, dims)
+        self.weight = nn.Parameter(torch.empty(dims.d_out, dims.d_model))
+        self.bias = nn.Parameter(torch.zeros(dims.d_out))
+
+    def forward(self, h_BTM: Tensor, lengths_B: Tensor | None = None) -> Tensor:
+        h_BTM = self.norm(ACTIVATIONS[self.activation](self.dense(h_BTM)))
+        return nn.functional.linear(h_BTM, self.weight, self.bias)
+
+
+class Pooler(nn.Module):
+    """BERT's sentence vector: tanh(W h + b) of one hidden vector, [B, M] -> [B, M]."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.dense = nn.Linear(width, width)
+
+    def forward(self, h_BM: Tensor) -> Tensor:
+        return torch.tanh(self.dense(h_BM))
+
+
+class ClassifierHead(Head):
+    """One vector per sequence (its first, its last, or the mean of all) to class scores [B, C]."""
+
+    per_token = False
+
+    def __init__(self, config: ClassifierHeadConfig, dims: Dims) -> None:
+        super().__init__()
+        self.pooling = config.pooling
+        self.pooler: nn.Module = Pooler(dims.d_model) if config.pooler else nn.Identity()
+        self.dropout = nn.Dropout(config.dropout)
+        self.output = nn.Linear(dims.d_model, config.num_classes)
+
+    def forward(self, h_BTM: Tensor, lengths_B: Tensor | None = None) -> Tensor:
+        return self.output(self.dropout(self.pooler(self.pool(h_BTM, lengths_B))))  # type: ignore[no-any-return]
+
+    def pool(self, h_BTM: Tensor, lengths_B: Tensor | None) -> Tensor:
+        """One vector per sequence, [B, M]; padding does not count."""
+        if self.pooling == "first":
+            return h_BTM[:, 0]
+        if lengths_B is None:
+            return h_BTM[:, -1] if self.pooling == "last" else h_BTM.mean(1)
+        if self.pooling == "last":
+            return last_real(h_BTM, lengths_B).squeeze(1)
+        real_BT = torch.arange(h_BTM.shape[1], device=h_BTM.device) < lengths_B[:, None]
+        return h_BTM.masked_fill(~real_BT[..., None], 0.0).sum(1) / lengths_B.clamp(min=1)[:, None]
+
+
+class NoHead(Head):
+    """The hidden vectors themselves; `pooler`, where there is one, is for callers who want sentence vectors."""
+
+    def __init__(self, config: NoHeadConfig, dims: Dims) -> None:
+        super().__init__()
+        self.pooler = Pooler(dims.d_model) if config.pooler else None
+
+    def forward(self, h_BTM: Tensor, lengths_B: Tensor | None = None) -> Tensor:
+        return h_BTM
+
+
+def last_real(x_BTM: Tensor, lengths_B: Tensor | None) -> Tensor:
+    """Each row's last real token, [B, 1, M]."""
+    if lengths_B is None:
+        return x_BTM[:, -1:]
+    index_B11 = (lengths_B - 1).clamp(min=0)[:, None, None]
+    return x_BTM.gather(1, index_B11.expand(-1, 1, x_BTM.shape[2]))
+
+
+build.register(LanguageModelHeadConfig, LanguageModelHead)
+build.register(MaskedLanguageModelHeadConfig, MaskedLanguageModelHead)
+build.register(ClassifierHeadConfig, ClassifierHead)
+build.register(NoHeadConfig, NoHead)

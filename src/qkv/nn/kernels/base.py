@@ -1,0 +1,36 @@
+"""What every attention kernel obeys.
+
+Shapes: B batch, T query slots, S key slots, H query heads, G key/value heads (H a multiple of G: query head j reads
+key/value head j // (H/G)), D width of queries and keys, E width of values.
+"""
+
+from __future__ import annotations
+
+import logging
+from functools import cache
+
+from torch import Tensor, nn
+
+from qkv.nn.mask import Mask
+
+log = logging.getLogger("qkv")
+
+
+class Kernel(nn.Module):
+    """Base of the kernels. A kernel has no parameters and is a submodule, so that hooks see all it receives.
+
+    A query that may attend to nothing gets zeros, with finite gradients. Slots that Padding declares empty reach
+    nobody, whatever they hold.
+    """
+
+    def forward(
+        self, q_BHTD: Tensor, k_BGSD: Tensor, v_BGSE: Tensor, mask: Mask, scale: float, dropout: float = 0.0
+    ) -> Tensor:
+        """The attended values, [B, H, T, E]. `dropout` is the probability of dropping an attention weight."""
+        raise TypeError(f"{type(self).__name__} computes nothing")
+
+
+@cache
+def say_fallback(kernel: str, feature: str) -> None:
+    """Say, once per process, that `math` does what `kernel` cannot."""
+    log.warning("the %s kernel cannot do %s: using math", kernel, feature)

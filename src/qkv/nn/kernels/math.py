@@ -1,0 +1,45 @@
+"""The reference: scores, softmax and sum, written out."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from qkv.nn.kernels.base import Kernel
+from qkv.nn.mask import Mask
+
+
+class MathKernel(Kernel):
+    """Explicit attention ("Attention Is All You Need", eq. 1). Memory grows with T x S; does everything."""
+
+    def forward(
+        self, q_BHTD: Tensor, k_BGSD: Tensor, v_BGSE: Tensor, mask: Mask, scale: float, dropout: float = 0.0
+    ) -> Tensor:
+        return self.attend(q_BHTD, k_BGSD, v_BGSE, mask, scale, dropout)[0]
+
+    def attend(
+        self, q_BHTD: Tensor, k_BGSD: Tensor, v_BGSE: Tensor, mask: Mask, scale: float, dropout: float = 0.0
+    ) -> tuple[Tensor, Tensor]:
+        """The attended values [B, H, T, E] and the weights [B, H, T, S] (before dropout) that made them."""
+        k_BGSD, v_BGSE = mask.without_padding(k_BGSD, v_BGSE)
+        heads, kv_heads = q_BHTD.shape[1], k_BGSD.shape[1]
+        q_BGRTD = q_BHTD.unflatten(1, (kv_heads, heads // kv_heads))
+        scores_BHTS = (q_BGRTD @ k_BGSD.unsqueeze(2).transpose(-1, -2)).flatten(1, 2) * scale
+        weights_BHTS = masked_softmax(scores_BHTS, None if mask.everything else mask.tensor())
+        dropped_BHTS = F.dropout(weights_BHTS, dropout) if dropout else weights_BHTS
+        out_BGRTE = dropped_BHTS.unflatten(1, (kv_heads, heads // kv_heads)) @ v_BGSE.unsqueeze(2)
+        return out_BGRTE.flatten(1, 2), weights_BHTS
+
+
+def masked_softmax(scores: Tensor, allowed: Tensor | None) -> Tensor:
+    """Softmax over the last axis of the allowed scores, in float32 at least; a row that allows nothing is all zeros.
+
+    The empty row is made finite before the softmax: zeroing its NaN afterwards would leave NaN gradients.
+    """
+    dtype = torch.promote_types(scores.dtype, torch.float32)
+    if allowed is None:
+        return scores.softmax(-1, dtype=dtype).to(scores.dtype)
+    some = allowed.any(-1, keepdim=True)
+    scores = scores.masked_fill(~allowed, float("-inf")).masked_fill(~some, 0.0)
+    return scores.softmax(-1, dtype=dtype).to(scores.dtype).masked_fill(~allowed, 0.0)

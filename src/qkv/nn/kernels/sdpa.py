@@ -1,0 +1,41 @@
+"""PyTorch's fused attention."""
+
+from __future__ import annotations
+
+from torch import Tensor
+from torch.nn import functional as F
+
+from qkv.nn.kernels.base import Kernel
+from qkv.nn.mask import Mask, paddings
+
+
+class SdpaKernel(Kernel):
+    """`scaled_dot_product_attention`: never holds the T x S scores where the device has a fused kernel.
+
+    Its causal flag is used only for as many queries as keys (it aligns the mask top-left), and never together with a
+    mask (what that means depends on the backend). Weight dropout makes it compute explicitly on a CPU.
+    """
+
+    def forward(
+        self, q_BHTD: Tensor, k_BGSD: Tensor, v_BGSE: Tensor, mask: Mask, scale: float, dropout: float = 0.0
+    ) -> Tensor:
+        grouped = q_BHTD.shape[1] != k_BGSD.shape[1]
+        if mask.everything or mask.square_causal:
+            return F.scaled_dot_product_attention(
+                q_BHTD,
+                k_BGSD,
+                v_BGSE,
+                dropout_p=dropout,
+                is_causal=not mask.everything,
+                scale=scale,
+                enable_gqa=grouped,
+            )
+        if paddings(mask.rule):
+            k_BGSD, v_BGSE = mask.without_padding(k_BGSD, v_BGSE)
+        allowed = mask.tensor()
+        # an empty row may attend to everything and is zeroed afterwards: backends disagree on what it would give
+        empty = ~allowed.any(-1, keepdim=True)
+        out_BHTE = F.scaled_dot_product_attention(
+            q_BHTD, k_BGSD, v_BGSE, attn_mask=allowed | empty, dropout_p=dropout, scale=scale, enable_gqa=grouped
+        )
+        return out_BHTE.masked_fill(empty, 0.0)

@@ -1,0 +1,129 @@
+"""FlashAttention, written to be read (Dao et al. 2022, arXiv 2205.14135; Dao 2023, arXiv 2307.08691).
+
+The T x S matrix of scores is never held. It is walked in tiles, and per query three numbers are carried along: the
+largest score m so far, the normaliser z = sum exp(score - m), and the output o = sum exp(score - m) v. When a new tile
+raises m to m', what was summed so far is worth exp(m - m') of what it was:
+
+    m' = max(m, max of the tile);  c = exp(m - m');  z' = c z + sum exp(S - m');  o' = c o + exp(S - m') V
+
+At the end the answer is o / z: exact, not an approximation. Forward keeps the answer and lse = m + ln z, [B, H, T];
+backward computes each tile's probabilities again as exp(S - lse). Memory therefore grows with T, not with T x S.
+
+Shapes: see base.py; R = H/G query heads per key/value head, t and s a tile's share of T and S.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import FunctionCtx
+
+from qkv.nn.kernels.base import Kernel, say_fallback
+from qkv.nn.kernels.math import MathKernel
+from qkv.nn.mask import Causal, Mask
+
+
+class TiledKernel(Kernel):
+    """The online-softmax algorithm in plain PyTorch, forward and backward; `tile` is the side of a tile in slots."""
+
+    def __init__(self, tile: int = 256) -> None:
+        super().__init__()
+        self.tile = tile
+
+    def forward(
+        self, q_BHTD: Tensor, k_BGSD: Tensor, v_BGSE: Tensor, mask: Mask, scale: float, dropout: float = 0.0
+    ) -> Tensor:
+        if dropout:
+            say_fallback("tiled", "dropout on attention weights")
+            return MathKernel()(q_BHTD, k_BGSD, v_BGSE, mask, scale, dropout)
+        return _tiled(q_BHTD, k_BGSD, v_BGSE, mask, scale, self.tile)
+
+
+@torch.compiler.disable
+def _tiled(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float, tile: int) -> Tensor:
+    k, v = mask.without_padding(k, v)
+    heads, kv_heads = q.shape[1], k.shape[1]
+    # [B, G, R, T, D] against [B, G, 1, S, D]: query heads of a group share its keys and values
+    q = q.unflatten(1, (kv_heads, heads // kv_heads))
+    out = _TiledAttention.apply(q, k.unsqueeze(2), v.unsqueeze(2), mask, scale, tile)  # type: ignore[no-untyped-call]
+    return out.flatten(1, 2)  # type: ignore[no-any-return]
+
+
+def _tiles(mask: Mask, tile: int) -> Iterator[tuple[slice, list[tuple[slice, Tensor | None]]]]:
+    """Each tile of queries with the tiles of keys it must visit, and what is allowed in each (None: everything).
+
+    Under Causal, tiles wholly in the future are skipped and tiles wholly in the past need no mask.
+    """
+    causal = isinstance(mask.rule, Causal) and mask.aligned
+    offset = mask.num_keys - mask.num_queries
+    for start in range(0, mask.num_queries, tile):
+        queries = slice(start, min(start + tile, mask.num_queries))
+        visits: list[tuple[slice, Tensor | None]] = []
+        for first in range(0, mask.num_keys, tile):
+            keys = slice(first, min(first + tile, mask.num_keys))
+            if causal and keys.start > queries.stop - 1 + offset:
+                break
+            if mask.everything or (causal and keys.stop - 1 <= queries.start + offset):
+                visits.append((keys, None))
+            else:
+                # [B or 1, t, s] -> [B or 1, 1, 1, t, s]
+                visits.append((keys, mask.tile(queries, keys)[:, None, None]))
+        yield queries, visits
+
+
+def _scores(q_tD: Tensor, k_sD: Tensor, scale: float, allowed: Tensor | None) -> Tensor:
+    scores_ts = (q_tD @ k_sD.transpose(-1, -2)).float() if q_tD.dtype.itemsize < 4 else q_tD @ k_sD.transpose(-1, -2)
+    scores_ts = scores_ts * scale
+    return scores_ts if allowed is None else scores_ts.masked_fill(~allowed, float("-inf"))
+
+
+class _TiledAttention(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float, tile: int) -> Tensor:
+        out = q.new_empty(*q.shape[:-1], v.shape[-1])
+        sum_dtype = torch.promote_types(q.dtype, torch.float32)
+        lse = torch.empty(q.shape[:-1], dtype=sum_dtype, device=q.device)
+        for queries, visits in _tiles(mask, tile):
+            q_tD = q[..., queries, :]
+            m = torch.full(q_tD.shape[:-1], float("-inf"), dtype=sum_dtype, device=q.device).unsqueeze(-1)
+            z = torch.zeros_like(m)
+            o = torch.zeros(*q_tD.shape[:-1], v.shape[-1], dtype=sum_dtype, device=q.device)
+            for keys, allowed in visits:
+                s = _scores(q_tD, k[..., keys, :], scale, allowed)
+                m_new = torch.maximum(m, s.amax(-1, keepdim=True))
+                # no key seen yet: m' is -inf, and exp(-inf - -inf) would be NaN; subtracting 0 gives exp(-inf) = 0
+                m_safe = m_new.masked_fill(m_new == float("-inf"), 0.0)
+                c, p = (m - m_safe).exp(), (s - m_safe).exp()
+                z = c * z + p.sum(-1, keepdim=True)
+                o = c * o + (p.to(v.dtype) @ v[..., keys, :]).to(sum_dtype)
+                m = m_new
+            empty = z == 0.0
+            out[..., queries, :] = (o / z.masked_fill(empty, 1.0)).to(q.dtype)
+            # an empty row gets lse = +inf, so that backward finds the probability exp(S - inf) = 0 everywhere
+            lse[..., queries] = (m + z.log()).masked_fill(empty, float("inf")).squeeze(-1)
+        ctx.save_for_backward(q, k, v, out, lse)
+        ctx.mask, ctx.scale, ctx.tile = mask, scale, tile
+        return out
+
+    @staticmethod
+    def backward(ctx: FunctionCtx, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v, out, lse = ctx.saved_tensors  # type: ignore[attr-defined]
+        d_out = grads[0]
+        dq, dk, dv = torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
+        # rowsum(dP * P) = rowsum(dO * O): the softmax's own term, from what is at hand (FlashAttention, appendix B)
+        delta = (d_out * out).sum(-1, keepdim=True)
+        for queries, visits in _tiles(ctx.mask, ctx.tile):  # type: ignore[attr-defined]
+            q_tD, d_tE, lse_t = q[..., queries, :], d_out[..., queries, :], lse[..., queries].unsqueeze(-1)
+            for keys, allowed in visits:
+                k_sD, v_sE = k[..., keys, :], v[..., keys, :]
+                p = (_scores(q_tD, k_sD, ctx.scale, allowed) - lse_t).exp().to(q.dtype)  # type: ignore[attr-defined]
+                dp = d_tE @ v_sE.transpose(-1, -2)
+                ds = p * (dp - delta[..., queries, :]) * ctx.scale  # type: ignore[attr-defined]
+                dq[..., queries, :] += ds @ k_sD
+                # the R query heads of a group share one key/value head: their gradients add up
+                dk[..., keys, :] += (ds.transpose(-1, -2) @ q_tD).sum(2, keepdim=True)
+                dv[..., keys, :] += (p.transpose(-1, -2) @ d_tE).sum(2, keepdim=True)
+        return dq, dk, dv, None, None, None

@@ -1,0 +1,60 @@
+"""Normalisation of the channels of each token.
+
+Shapes: any [..., M], M the normalised width.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from qkv.config.model import LayerNormConfig, NoNormConfig, RMSNormConfig
+from qkv.nn.build import Dims, build
+
+
+class LayerNorm(nn.Module):
+    """(x - mean) / sqrt(var + eps) * g + b with the biased variance (Ba et al. 2016, arXiv 1607.06450)."""
+
+    def __init__(self, config: LayerNormConfig, dims: Dims) -> None:
+        super().__init__()
+        self.eps = config.eps
+        self.weight = nn.Parameter(torch.ones(dims.d_model))
+        self.bias = nn.Parameter(torch.zeros(dims.d_model)) if config.bias else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., M] -> [..., M]."""
+        return F.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)
+
+    def extra_repr(self) -> str:
+        return f"{self.weight.shape[0]}, eps={self.eps}"
+
+
+class RMSNorm(nn.Module):
+    """x / sqrt(mean(x^2) + eps) * g (Zhang and Sennrich 2019, arXiv 1910.07467).
+
+    In LLaMA's rounding order: normalise in float32, round to the input's dtype, then multiply by the weight.
+    """
+
+    def __init__(self, config: RMSNormConfig, dims: Dims) -> None:
+        super().__init__()
+        self.eps = config.eps
+        self.weight = nn.Parameter(torch.ones(dims.d_model))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., M] -> [..., M]."""
+        wide = x.double() if x.dtype == torch.float64 else x.float()
+        normalised = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
+        return self.weight * normalised.to(x.dtype)
+
+    def extra_repr(self) -> str:
+        return f"{self.weight.shape[0]}, eps={self.eps}"
+
+
+def _identity(config: NoNormConfig, dims: Dims) -> nn.Identity:
+    return nn.Identity()
+
+
+build.register(LayerNormConfig, LayerNorm)
+build.register(RMSNormConfig, RMSNorm)
+build.register(NoNormConfig, _identity)

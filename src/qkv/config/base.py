@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping
-from typing import Any, ClassVar, Self, get_args
+from typing import Any, ClassVar, get_args
 
 from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, GetJsonSchemaHandler, model_validator
 from pydantic.json_schema import JsonSchemaValue
@@ -160,7 +160,3 @@ def contradiction(first: str, second: str, why: str, hint: str) -> PydanticCusto
         {"first": first, "second": second, "why": why, "hint": hint},
     )
 
-
-def replaced(node: Node, **values: Any) -> Self:  # type: ignore[misc]
-    """A copy of a frozen node with some values replaced."""
-    return node.model_copy(update=values)  # type: ignore[return-value]

@@ -127,7 +127,7 @@ def _parse(text: str, name: str, line: int = 0) -> tuple[Any, dict[Path_, str]]:
             return result
         if isinstance(node, yaml.SequenceNode):
             return [walk(item, (*path, index)) for index, item in enumerate(node.value)]
-        return loader.construct_object(node)  # type: ignore[no-untyped-call]
+        return loader.construct_object(node)
 
     try:
         node = loader.get_single_node()
@@ -140,7 +140,7 @@ def _parse(text: str, name: str, line: int = 0) -> tuple[Any, dict[Path_, str]]:
             f"not valid YAML: {problem}", where=where, hint="checking indentation, colons and tabs"
         ) from None
     finally:
-        loader.dispose()  # type: ignore[no-untyped-call]
+        loader.dispose()
 
 
 # --- layers of a configuration ----------------------------------------------------------------------------------------

@@ -501,6 +501,15 @@ class ModelConfig(StackConfig):
                 "tie_embeddings", "input.kind", "features have no embedding to share", "tie_embeddings=none"
             )
 
+    def with_vocab_size(self, size: int, source: int | None = None) -> ModelConfig:
+        """The same with `size` ids where no vocabulary size was given; `source`: of an encoder's own tokenizer."""
+        update: dict[str, Any] = {"vocab_size": self.vocab_size or size}
+        for side, wanted in (("encoder", source or size), ("decoder", size)):
+            stack: StackConfig | None = getattr(self, side)
+            if stack is not None:
+                update[side] = stack.model_copy(update={"vocab_size": stack.vocab_size or wanted})
+        return self.model_copy(update=update)
+
     @property
     def stacks(self) -> dict[Literal["encoder", "decoder"], StackConfig]:
         """The stacks there are, by name, in the order data walks."""
@@ -517,7 +526,8 @@ def _spell_stack(stack: Mapping[str, Any], *, attends_source: bool) -> dict[str,
         return stack  # the field's own validation has the better message
     shared = {key: stack[key] for key in BLOCK_KEYS if key in stack}
     pattern: list[Any] = []
-    for entry in stack.get("layers") or ({},):
+    entries: list[Any] = list(stack.get("layers") or [{}])
+    for entry in entries:
         if isinstance(entry, BlockConfig):
             pattern.append(entry)
             continue

@@ -132,7 +132,7 @@ class AdamWConfig(OptimizerConfig):
 
 
 class MuonConfig(OptimizerConfig):
-    """Muon on the hidden matrices (`lr`, `momentum`); AdamW (`adam_lr`, betas, eps) on embeddings, heads and vectors."""
+    """Muon on the hidden matrices (`lr`, `momentum`), AdamW (`adam_lr`, `betas`, `eps`) on the rest."""
 
     kind: Literal["muon"] = "muon"
     lr: float = Field(0.02, gt=0)

@@ -62,8 +62,8 @@ class Attention(nn.Module):
         """[B, T, M] -> [B, T, M]. `y_BSN` None: keys and values come from x too.
 
         mask: who may attend to whom; a bare rule speaks of slots 0 .. T-1 and 0 .. S-1. phases: what the tokens'
-        positions do to queries and keys (`Position.phases`). cache: a LayerCache takes up the new keys and values (`end`: one past the
-        last slot written); a CrossCache is filled by the first call and then replaces y.
+        positions do to queries and keys (`Position.phases`). cache: a LayerCache takes up the new keys and values
+        (`end`: one past the last slot written); a CrossCache is filled by the first call and then replaces y.
         """
         q_BHTD = phases.rotate(self._heads(self.query(x_BTM), self.query_norm, self.num_heads))
         if isinstance(cache, CrossCache):
@@ -83,16 +83,17 @@ class Attention(nn.Module):
 
     def _keys_values(self, y_BSN: Tensor, phases: Phases) -> tuple[Tensor, Tensor]:
         k_BGSD = self._heads(self.key(y_BSN), self.key_norm, self.num_kv_heads)
-        v_BGSD = self.value(y_BSN).unflatten(-1, (self.num_kv_heads, self.head_dim)).transpose(1, 2)
-        return phases.rotate(k_BGSD), v_BGSD
+        return phases.rotate(k_BGSD), self._split(self.value(y_BSN), self.num_kv_heads).transpose(1, 2)
 
     def _heads(self, x_BTW: Tensor, norm: nn.Module, heads: int) -> Tensor:
         """A projection normalised and split into heads, [B, heads, T, D]."""
         if self.norm_per_head:
-            normed: Tensor = norm(x_BTW.unflatten(-1, (heads, self.head_dim)))
+            normed: Tensor = norm(self._split(x_BTW, heads))
             return normed.transpose(1, 2)
-        full: Tensor = norm(x_BTW)
-        return full.unflatten(-1, (heads, self.head_dim)).transpose(1, 2)
+        return self._split(norm(x_BTW), heads).transpose(1, 2)
+
+    def _split(self, x_BTW: Tensor, heads: int) -> Tensor:
+        return x_BTW.view(*x_BTW.shape[:2], heads, self.head_dim)
 
     def extra_repr(self) -> str:
         return f"{self.num_heads} heads, {self.num_kv_heads} key/value heads, head_dim={self.head_dim}"

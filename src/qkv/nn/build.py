@@ -6,7 +6,7 @@ third-party configuration class names its module class itself.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import singledispatch
 from typing import Any
 
@@ -30,7 +30,7 @@ class Dims:
     d_out: int | None = None
     max_seq_len: int = 0
     num_layers: int = 1
-    norm: NormConfig = RMSNormConfig()
+    norm: NormConfig = field(default_factory=RMSNormConfig)
 
     def with_(self, **changes: Any) -> Dims:
         """The same with some values replaced."""

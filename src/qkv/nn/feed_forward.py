@@ -62,7 +62,8 @@ class GatedFeedForward(FeedForward):
         self.gate = nn.Linear(dims.d_model, self.up.out_features, bias=config.bias)
 
     def hidden(self, x: Tensor) -> Tensor:
-        return ACTIVATIONS[self.kind](self.gate(x)) * self.up(x)
+        up: Tensor = self.up(x)
+        return ACTIVATIONS[self.kind](self.gate(x)) * up
 
 
 @build.register

@@ -100,7 +100,7 @@ class Transformer(nn.Module):
             self.encoder_embedding.input.weight = reader.input.weight
 
     def _apply(self, *args: Any, **kwargs: Any) -> Transformer:
-        super()._apply(*args, **kwargs)
+        super()._apply(*args, **kwargs)  # type: ignore[no-untyped-call]
         self._tie()  # moving from the meta device gives every owner a parameter of its own
         return self
 

@@ -23,13 +23,18 @@ class MathKernel(Kernel):
     ) -> tuple[Tensor, Tensor]:
         """The attended values [B, H, T, E] and the weights [B, H, T, S] (before dropout) that made them."""
         k_BGSD, v_BGSE = mask.without_padding(k_BGSD, v_BGSE)
-        heads, kv_heads = q_BHTD.shape[1], k_BGSD.shape[1]
-        q_BGRTD = q_BHTD.unflatten(1, (kv_heads, heads // kv_heads))
+        q_BGRTD = grouped(q_BHTD, k_BGSD.shape[1])
         scores_BHTS = (q_BGRTD @ k_BGSD.unsqueeze(2).transpose(-1, -2)).flatten(1, 2) * scale
         weights_BHTS = masked_softmax(scores_BHTS, None if mask.everything else mask.tensor())
         dropped_BHTS = F.dropout(weights_BHTS, dropout) if dropout else weights_BHTS
-        out_BGRTE = dropped_BHTS.unflatten(1, (kv_heads, heads // kv_heads)) @ v_BGSE.unsqueeze(2)
+        out_BGRTE = grouped(dropped_BHTS, v_BGSE.shape[1]) @ v_BGSE.unsqueeze(2)
         return out_BGRTE.flatten(1, 2), weights_BHTS
+
+
+def grouped(x_BHTD: Tensor, kv_heads: int) -> Tensor:
+    """Query heads by the key/value head they share: [B, H, ...] -> [B, G, H/G, ...]."""
+    batch, heads, *rest = x_BHTD.shape
+    return x_BHTD.reshape(batch, kv_heads, heads // kv_heads, *rest)
 
 
 def masked_softmax(scores: Tensor, allowed: Tensor | None) -> Tensor:

@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
 from qkv.nn.kernels.base import Kernel, say_fallback
-from qkv.nn.kernels.math import MathKernel
+from qkv.nn.kernels.math import MathKernel, grouped
 from qkv.nn.mask import Causal, Mask
 
 
@@ -38,18 +38,14 @@ class TiledKernel(Kernel):
     ) -> Tensor:
         if dropout:
             say_fallback("tiled", "dropout on attention weights")
-            return MathKernel()(q_BHTD, k_BGSD, v_BGSE, mask, scale, dropout)
-        return _tiled(q_BHTD, k_BGSD, v_BGSE, mask, scale, self.tile)
-
-
-@torch.compiler.disable
-def _tiled(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float, tile: int) -> Tensor:
-    k, v = mask.without_padding(k, v)
-    heads, kv_heads = q.shape[1], k.shape[1]
-    # [B, G, R, T, D] against [B, G, 1, S, D]: query heads of a group share its keys and values
-    q = q.unflatten(1, (kv_heads, heads // kv_heads))
-    out = _TiledAttention.apply(q, k.unsqueeze(2), v.unsqueeze(2), mask, scale, tile)  # type: ignore[no-untyped-call]
-    return out.flatten(1, 2)  # type: ignore[no-any-return]
+            return MathKernel().attend(q_BHTD, k_BGSD, v_BGSE, mask, scale, dropout)[0]
+        k_BGSD, v_BGSE = mask.without_padding(k_BGSD, v_BGSE)
+        # [B, G, R, T, D] against [B, G, 1, S, D]: query heads of a group share its keys and values
+        q_BGRTD = grouped(q_BHTD, k_BGSD.shape[1])
+        out_BGRTE: Tensor = _tiled_attention(
+            q_BGRTD, k_BGSD.unsqueeze(2), v_BGSE.unsqueeze(2), mask, scale, self.tile
+        )
+        return out_BGRTE.flatten(1, 2)
 
 
 def _tiles(mask: Mask, tile: int) -> Iterator[tuple[slice, list[tuple[slice, Tensor | None]]]]:
@@ -127,3 +123,10 @@ class _TiledAttention(torch.autograd.Function):
                 dk[..., keys, :] += (ds.transpose(-1, -2) @ q_tD).sum(2, keepdim=True)
                 dv[..., keys, :] += (p.transpose(-1, -2) @ d_tE).sum(2, keepdim=True)
         return dq, dk, dv, None, None, None
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def _tiled_attention(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float, tile: int) -> Tensor:
+    """A compiler would unroll the loops over tiles."""
+    out: Tensor = _TiledAttention.apply(q, k, v, mask, scale, tile)  # type: ignore[no-untyped-call]
+    return out

@@ -1,0 +1,160 @@
+"""The block diagram as text: both towers side by side, data walking downwards, with shapes and parameters."""
+
+from __future__ import annotations
+
+from itertools import groupby, zip_longest
+
+from torch import nn
+
+from qkv.config.model import (
+    AttentionConfig,
+    BlockConfig,
+    DenseFeedForwardConfig,
+    FeatureInputConfig,
+    ModelConfig,
+    NormConfig,
+    PositionConfig,
+    RopeConfig,
+    StackConfig,
+    StandardAttentionConfig,
+)
+from qkv.inspect.summary import count
+from qkv.nn.transformer import Transformer
+
+WIDTH = 56
+
+
+def draw(config: ModelConfig, network: Transformer | None = None) -> str:
+    """The diagram of a model; `network` saves building it again."""
+    network = network or Transformer(config, device="meta")
+    columns = []
+    counted: set[int] = set()
+    for name in config.stacks:
+        columns.append(_tower(config, network, name, counted))
+    left = columns[0]
+    if len(columns) == 1:
+        return "\n".join(left)
+    right = columns[1]
+    rows = zip_longest(left, right, fillvalue="")
+    return "\n".join(f"{a:<{WIDTH + 4}}{b}".rstrip() for a, b in rows)
+
+
+def _tower(config: ModelConfig, network: Transformer, name: str, counted: set[int]) -> list[str]:
+    stack = config.stacks[name]  # type: ignore[index]
+    both = len(config.stacks) == 2
+    length = "S" if both and name == "encoder" else "T"
+    embedding: nn.Module = getattr(network, f"{name}_embedding")
+    tower: nn.Module = getattr(network, name)
+    features = isinstance(stack.input, FeatureInputConfig)
+    kind = (
+        f"features [B, {length}, {stack.input.width}]"
+        if isinstance(stack.input, FeatureInputConfig)
+        else (f"{'source ' if length == 'S' else 'target ' if both else ''}ids [B, {length}]")
+    )
+    lines = [kind, "  │"]
+    table = "projection" if features else f"token embedding {stack.vocab_size:,} x {stack.d_model}"
+    lines += _box(_embedding_lines(table, stack), _fresh(embedding, counted))
+    lines.append(f"  │ [B, {length}, {stack.d_model}]")
+    blocks = list(zip(stack.layers, tower.blocks, strict=True))  # type: ignore[arg-type]
+    for layer, group in groupby(blocks, key=lambda pair: pair[0]):
+        members = list(group)
+        params = sum(_fresh(block, counted) for _, block in members)
+        title = f"{len(members)} x block" if len(members) > 1 else "block"
+        lines += _box([title, *_block_lines(layer, members[0][1])], params)
+        lines.append("  │")
+    if stack.final_norm and stack.norm.kind != "none":
+        lines += _box([f"final {_norm(stack.norm)}"], _fresh(tower.final_norm, counted))  # type: ignore[arg-type]
+        lines.append("  │")
+    if both and name == "encoder":
+        return [*lines, f"memory [B, S, {stack.d_model}] ──▶ cross-attention"]
+    assert config.head is not None
+    head = f"head: {config.head.kind}" + (" with pooler" if getattr(config.head, "pooler", False) else "")
+    if config.tie_embeddings in ("head", "all"):
+        head += ", tied to the embedding"
+    lines += _box([head], _fresh(network.head, counted))
+    shape = {
+        "language-model": f"logits [B, T, {stack.vocab_size}]",
+        "masked-language-model": f"logits [B, T, {stack.vocab_size}]",
+        "classifier": f"scores [B, {getattr(config.head, 'num_classes', 0)}]",
+    }.get(config.head.kind, f"hidden vectors [B, T, {stack.d_model}]")
+    return [*lines, "  │", shape]
+
+
+def _fresh(module: nn.Module, counted: set[int]) -> int:
+    """Parameters not counted before: a tied matrix is counted where it first appears."""
+    new = [parameter for parameter in module.parameters() if id(parameter) not in counted]
+    counted.update(id(parameter) for parameter in new)
+    return count(new)
+
+
+def _box(content: list[str], params: int) -> list[str]:
+    """Lines in a frame, the number of parameters in its lower edge."""
+    label = f" {params:,} parameters " if params else ""
+    edge = "─" * (WIDTH - 3 - len(label)) + label + "─"
+    body = [f"│ {line[: WIDTH - 4]:<{WIDTH - 4}} │" for line in content]
+    return ["┌─┴" + "─" * (WIDTH - 4) + "┐", *body, f"└{edge}┘"]
+
+
+def _embedding_lines(table: str, stack: StackConfig) -> list[str]:
+    options = stack.embedding
+    first = table if options.scale == 1.0 else f"{table}, x {options.scale}"
+    lines = [first]
+    if stack.position.absolute:
+        lines.append(f"+ {_position(stack.position)}")
+    if options.num_segments:
+        lines.append(f"+ segments ({options.num_segments})")
+    if options.norm:
+        lines.append(_norm(stack.norm))
+    dropout = stack.dropout if options.dropout is None else options.dropout
+    return [*lines, f"dropout {dropout:g}"] if dropout else lines
+
+
+def _block_lines(layer: BlockConfig, block: nn.Module) -> list[str]:
+    parts = [("self-attention", _attention(layer.attention, layer.position))]
+    if layer.cross_attention is not None:
+        parts.append(("cross-attention", _attention(layer.cross_attention, None)))
+    parts.append(("feed-forward", _feed_forward(layer)))
+    placement, norm = layer.norm.placement, _norm(layer.norm)
+    pre = f"{norm}, then " if placement in ("pre", "sandwich") and layer.norm.kind != "none" else ""
+    after = ["dropout"] if layer.dropout else []
+    if placement in ("output", "sandwich") and layer.norm.kind != "none":
+        after.insert(0, norm)
+    after.append("add" if layer.residual.kind == "plain" else layer.residual.kind)
+    if placement == "post" and layer.norm.kind != "none":
+        after.append(norm)
+    lines = []
+    for (name, what), sublayer in zip(parts, block.children(), strict=True):
+        title, params = f"├─ {pre}{name}", f"{count(sublayer.parameters()):,}"
+        lines += [f"{title}{params:>{WIDTH - 4 - len(title)}}", f"│    {what}", f"│  {', '.join(after)}"]
+    return lines
+
+
+def _attention(attention: AttentionConfig, position: PositionConfig | None) -> str:
+    text = f"{attention.num_heads} heads"
+    if isinstance(attention, StandardAttentionConfig):
+        text = (
+            f"q [{attention.num_heads} x {attention.head_dim}], k v [{attention.num_kv_heads} x {attention.head_dim}]"
+        )
+        if attention.qk_norm != "none":
+            text += f", qk-norm {attention.qk_norm}"
+        if attention.window:
+            text += f", window {attention.window}"
+    if position is not None and not position.absolute and position.kind != "none":
+        text += f", {_position(position)}"
+    return text
+
+
+def _position(position: PositionConfig) -> str:
+    if isinstance(position, RopeConfig):
+        part = "" if position.fraction == 1 else f" on {position.fraction:g}"
+        return f"rope {position.theta:g}{part}"
+    return f"{position.kind} positions"
+
+
+def _feed_forward(layer: BlockConfig) -> str:
+    part = layer.feed_forward
+    return f"{part.kind}, {part.d_ff} wide" if isinstance(part, DenseFeedForwardConfig) else part.kind
+
+
+def _norm(norm: NormConfig) -> str:
+    return {"rmsnorm": "RMSNorm", "layernorm": "LayerNorm"}.get(norm.kind, norm.kind)

@@ -1,0 +1,113 @@
+"""A model in numbers, from its configuration alone: nothing is allocated."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from torch import nn
+
+from qkv.config.model import ModelConfig
+from qkv.nn.attention import Attention
+from qkv.nn.block import Block, Stack
+from qkv.nn.embedding import Embedding
+from qkv.nn.head import Head, LanguageModelHead, MaskedLanguageModelHead
+from qkv.nn.transformer import Transformer
+
+BYTES = {"fp32": 4, "bf16": 2}
+TRAIN_STATE_BYTES_PER_PARAMETER = 16
+"""Weight, gradient and two moments of Adam, four bytes each."""
+
+
+@dataclass(frozen=True)
+class Summary:
+    """params counts every parameter once, tied or not; params_embedding those of tokens, segments and learned
+    positions; params_active those that one token passes through.
+
+    flops_per_token_forward: multiplications and additions of one token's forward at the full context (`max_seq_len`
+    keys per query, or the window; the causal half is not taken off); of an encoder-decoder, one source and one target
+    token. kv_cache_bytes_per_token: keys and values of all decoder layers; cross_cache_bytes_per_source_token: those of
+    the source. train_state_bytes: weights, gradients and Adam's two moments in float32, without activations.
+    """
+
+    family: str
+    params: int
+    params_embedding: int
+    params_active: int
+    flops_per_token_forward: int
+    kv_cache_bytes_per_token: int
+    cross_cache_bytes_per_source_token: int
+    train_state_bytes: int
+
+
+def summarise(config: ModelConfig, *, cache_dtype: str = "bf16", network: Transformer | None = None) -> Summary:
+    """The numbers of a model; `cache_dtype` ("fp32", "bf16") is what keys and values are kept in."""
+    network = network or Transformer(config, device="meta")
+    embeddings = [module for module in network.modules() if isinstance(module, Embedding)]
+    params = count(network.parameters())
+    cached, crossed = _cache_widths(network)
+    return Summary(
+        family=config.family,
+        params=params,
+        params_embedding=count(parameter for module in embeddings for parameter in _tables(module)),
+        params_active=params,
+        flops_per_token_forward=_flops(network),
+        kv_cache_bytes_per_token=cached * BYTES[cache_dtype],
+        cross_cache_bytes_per_source_token=crossed * BYTES[cache_dtype],
+        train_state_bytes=params * TRAIN_STATE_BYTES_PER_PARAMETER,
+    )
+
+
+def count(parameters: Iterable[nn.Parameter]) -> int:
+    """The number of values in these parameters, each parameter once."""
+    return sum(parameter.numel() for parameter in {id(p): p for p in parameters}.values())
+
+
+def _tables(embedding: Embedding) -> list[nn.Parameter]:
+    parts = [embedding.position, embedding.segments]
+    if isinstance(embedding.input, nn.Embedding):
+        parts.append(embedding.input)
+    return [parameter for part in parts if part is not None for parameter in part.parameters()]
+
+
+def _flops(network: Transformer) -> int:
+    """Two per weight of every matrix a token passes, and four per key, head and channel of attention."""
+    total = 0
+    for part in network.children():
+        if isinstance(part, Head) and not isinstance(part, LanguageModelHead | MaskedLanguageModelHead):
+            continue  # once per sequence, not per token
+        for module in part.modules():
+            if isinstance(module, nn.Linear | LanguageModelHead | MaskedLanguageModelHead):
+                total += 2 * module.weight.numel()
+    source_length = network.encoder.config.max_seq_len if network.encoder is not None else 0
+    for stack in (network.encoder, network.decoder):
+        if not isinstance(stack, Stack):
+            continue
+        for window, block in zip(stack.window_of_layer, stack.blocks, strict=True):
+            reach = stack.config.max_seq_len
+            if window:
+                reach = min(reach, window if stack.causal else 2 * window - 1)
+            total += _attention_flops(block.self_attention.function, reach)  # type: ignore[union-attr]
+            if hasattr(block, "cross_attention"):
+                total += _attention_flops(block.cross_attention.function, source_length)
+    return total
+
+
+def _attention_flops(attention: nn.Module, keys: int) -> int:
+    if not isinstance(attention, Attention):
+        return 0
+    return 4 * keys * attention.num_heads * attention.head_dim
+
+
+def _cache_widths(network: Transformer) -> tuple[int, int]:
+    """Numbers cached per token by self-attention and per source token by cross-attention."""
+    if network.decoder is None:
+        return 0, 0
+    widths = [0, 0]
+    for block in network.decoder.blocks:
+        assert isinstance(block, Block)
+        for place, name in enumerate(("self_attention", "cross_attention")):
+            function = getattr(getattr(block, name, None), "function", None)
+            if isinstance(function, Attention):
+                widths[place] += 2 * function.num_kv_heads * function.head_dim
+    return widths[0], widths[1]

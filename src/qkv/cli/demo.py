@@ -14,8 +14,9 @@ from qkv.cli.common import json_option, print_json
 @json_option
 def demo(steps: int, as_json: bool) -> None:
     """Train a small decoder on Python's own documentation, byte by byte, and let it write."""
-    import torch
     from pydoc_data.topics import topics
+
+    import torch
 
     from qkv.config.run import Config
     from qkv.nn.transformer import Transformer
@@ -36,7 +37,7 @@ def demo(steps: int, as_json: bool) -> None:
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        losses.append(float(loss))
+        losses.append(loss.item())
         if step == 1 or step % 50 == 0:
             click.echo(f"step {step:4d}  loss {losses[-1]:.3f}  {time.perf_counter() - started:.0f} s", err=True)
     prompt = "The statement"
@@ -45,7 +46,7 @@ def demo(steps: int, as_json: bool) -> None:
     with torch.no_grad():
         cache = network.new_cache(1)
         logits = network(ids, cache=cache, logits="last")
-        written = []
+        written: list[int] = []
         while len(written) < 100:
             written.append(int(torch.multinomial((logits[0, -1] / 0.7).softmax(-1), 1, generator=generator)))
             logits = network(torch.tensor([written[-1:]]), cache=cache, logits="last")

@@ -227,7 +227,9 @@ class Config(Node):
     def _objective_of_family(cls, data: Any) -> Any:
         if isinstance(data, Mapping) and data.get("objective") is None:
             model = data.get("model")
-            family = model.family if isinstance(model, ModelConfig) else (model or {}).get("family", "decoder")
+            family: object = getattr(model, "family", "decoder")
+            if isinstance(model, Mapping):
+                family = model.get("family", "decoder")
             if family in ("decoder", "encoder"):
                 return {**data, "objective": {"kind": "masked" if family == "encoder" else "causal"}}
         return data

@@ -9,7 +9,7 @@ from torch import nn
 
 from qkv.config.model import ModelConfig
 from qkv.nn.attention import Attention
-from qkv.nn.block import Block, Stack
+from qkv.nn.block import Stack
 from qkv.nn.embedding import Embedding
 from qkv.nn.head import Head, LanguageModelHead, MaskedLanguageModelHead
 from qkv.nn.transformer import Transformer
@@ -87,27 +87,28 @@ def _flops(network: Transformer) -> int:
             reach = stack.config.max_seq_len
             if window:
                 reach = min(reach, window if stack.causal else 2 * window - 1)
-            total += _attention_flops(block.self_attention.function, reach)  # type: ignore[union-attr]
-            if hasattr(block, "cross_attention"):
-                total += _attention_flops(block.cross_attention.function, source_length)
+            total += _attention_flops(attention_of(block, "self_attention"), reach)
+            total += _attention_flops(attention_of(block, "cross_attention"), source_length)
     return total
 
 
-def _attention_flops(attention: nn.Module, keys: int) -> int:
-    if not isinstance(attention, Attention):
-        return 0
-    return 4 * keys * attention.num_heads * attention.head_dim
+def attention_of(block: nn.Module, sublayer: str) -> Attention | None:
+    """The attention in a block's sublayer of this name, or None where there is none of the standard kind."""
+    function = getattr(getattr(block, sublayer, None), "function", None)
+    return function if isinstance(function, Attention) else None
+
+
+def _attention_flops(attention: Attention | None, keys: int) -> int:
+    return 4 * keys * attention.num_heads * attention.head_dim if attention is not None else 0
 
 
 def _cache_widths(network: Transformer) -> tuple[int, int]:
     """Numbers cached per token by self-attention and per source token by cross-attention."""
-    if network.decoder is None:
-        return 0, 0
+    blocks = list(network.decoder.blocks) if network.decoder is not None else []
     widths = [0, 0]
-    for block in network.decoder.blocks:
-        assert isinstance(block, Block)
+    for block in blocks:
         for place, name in enumerate(("self_attention", "cross_attention")):
-            function = getattr(getattr(block, name, None), "function", None)
-            if isinstance(function, Attention):
-                widths[place] += 2 * function.num_kv_heads * function.head_dim
+            attention = attention_of(block, name)
+            if attention is not None:
+                widths[place] += 2 * attention.num_kv_heads * attention.head_dim
     return widths[0], widths[1]

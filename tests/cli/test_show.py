@@ -1,0 +1,166 @@
+"""`qkv show`, `presets`, `new`, and the frame of the command line."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+import qkv
+from qkv.cli import main
+from qkv.config import Config
+from qkv.config.load import preset_names
+from qkv.inspect.summary import summarise
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    with pytest.raises(SystemExit) as stop:
+        main(list(arguments))
+    out, err = capsys.readouterr()
+    return int(stop.value.code or 0), out, err
+
+
+def test_help_imports_neither_torch_nor_pydantic() -> None:
+    code = (
+        "import sys\nfrom qkv.cli import main\n"
+        "try:\n    main(['--help'])\nexcept SystemExit: pass\n"
+        "print('heavy:', [m for m in ('torch', 'pydantic', 'numpy', 'yaml', 'rich') if m in sys.modules])"
+    )
+    output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert "heavy: []" in output
+
+
+@pytest.mark.parametrize("command", ["show", "presets", "new", "demo"])
+def test_help_of_a_command_imports_no_torch(command: str) -> None:
+    code = (
+        "import sys\nfrom qkv.cli import main\n"
+        f"try:\n    main(['{command}', '--help'])\nexcept SystemExit: pass\n"
+        "print('heavy:', [m for m in ('torch', 'pydantic') if m in sys.modules])"
+    )
+    output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert "heavy: []" in output
+
+
+def test_importing_qkv_imports_no_torch() -> None:
+    code = "import sys, qkv; print([m for m in ('torch', 'pydantic', 'numpy') if m in sys.modules])"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "[]"
+
+
+def test_importing_the_configuration_imports_no_torch() -> None:
+    code = "import sys; from qkv.config import Config; Config.load('llama-tiny'); print('torch' in sys.modules)"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "False"
+
+
+def test_show_json_has_the_promised_keys(capsys) -> None:
+    code, out, _ = run(capsys, "show", "llama-tiny", "model.num_layers=2", "--json")
+    shown = json.loads(out)
+    assert code == 0
+    assert {
+        "family",
+        "params",
+        "params_embedding",
+        "params_active",
+        "flops_per_token_forward",
+        "kv_cache_bytes_per_token",
+        "train_state_bytes",
+        "config",
+    } <= set(shown)
+    network = qkv.Transformer(Config.load("llama-tiny", "model.num_layers=2").model)
+    assert shown["params"] == sum(p.numel() for p in network.parameters())
+    assert shown["kv_cache_bytes_per_token"] == 2 * 2 * 2 * 64 * 2  # layers, k and v, kv heads, head_dim, bytes
+    assert shown["train_state_bytes"] == 16 * shown["params"]
+    assert len(shown["config"]["model"]["layers"]) == 2
+
+
+@pytest.mark.parametrize("name", preset_names())
+def test_show_draws_every_preset(name: str, capsys) -> None:
+    code, out, err = run(capsys, "show", name)
+    assert code == 0, err
+    model = Config.load(name).model
+    assert f"{summarise(model).params:,}" in out
+    for stack in model.stacks.values():
+        assert f"{stack.num_layers} x block" in out
+
+
+def test_the_parameters_in_the_boxes_add_up(capsys) -> None:
+    _, out, _ = run(capsys, "show", "encoder-decoder-tiny")
+    words = out.split("\n\n")[0].split()
+    boxes = [int(before.replace(",", "")) for before, word in itertools.pairwise(words) if word == "parameters"]
+    assert sum(boxes) == summarise(Config.load("encoder-decoder-tiny").model).params
+
+
+@pytest.mark.parametrize(
+    ("name", "overrides"),
+    [
+        ("decoder-tiny", ()),
+        ("llama-tiny", ("model.num_layers=2",)),
+        ("encoder-tiny", ()),
+        ("encoder-decoder-tiny", ()),
+        ("gpt-classic", ("model.vocab_size=1000", "model.num_layers=2", "tokenizer.vocab_size=null")),
+    ],
+)
+def test_flops_are_those_that_a_forward_performs(name: str, overrides: tuple[str, ...]) -> None:
+    model = Config.load(name, *overrides).model
+    network = qkv.Transformer(model, device="meta").eval()
+    qkv.nn.use_kernel(network, "math")
+    length = model.max_seq_len
+    ids = torch.zeros(1, length, dtype=torch.int64, device="meta")
+    with FlopCounterMode(display=False) as counter:
+        network(ids, **({"source": ids} if model.family == "encoder-decoder" else {}))
+    assert summarise(model).flops_per_token_forward * length == counter.get_total_flops()
+
+
+def test_a_window_lowers_flops_but_not_parameters() -> None:
+    plain = summarise(Config.load("llama-tiny").model)
+    windowed = summarise(Config.load("llama-tiny", "model.attention.window=32").model)
+    assert windowed.params == plain.params
+    assert windowed.flops_per_token_forward < plain.flops_per_token_forward
+
+
+def test_new_writes_the_preset_and_never_overwrites(capsys, tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    assert run(capsys, "new", "llama-tiny", "-o", str(path))[0] == 0
+    assert Config.load(path) == Config.load("llama-tiny")
+    path.write_text("precious", encoding="utf-8")
+    code, _, err = run(capsys, "new", "llama-tiny", "-o", str(path))
+    assert code == 5
+    assert "exists" in err
+    assert path.read_text(encoding="utf-8") == "precious"
+
+
+def test_presets_lists_every_preset_with_a_summary(capsys) -> None:
+    code, out, _ = run(capsys, "presets", "--json")
+    rows = json.loads(out)["presets"]
+    assert code == 0
+    assert [row["name"] for row in rows] == preset_names()
+    assert all(len(row["summary"]) > 10 for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (("show", "lama-tiny"), 3, "llama-tiny"),
+        (("show", "llama-tiny", "model.d_modle=3"), 2, "d_model"),
+        (("show", "llama-tiny", "model.vocab_size=null", "tokenizer.vocab_size=null"), 2, "vocab_size"),
+        (("new", "gpt3"), 3, "preset"),
+        (("shwo", "llama-tiny"), 2, "show"),
+        (("show",), 2, "CONFIG"),
+        (("show", "llama-tiny", "--jsn"), 2, "--json"),
+    ],
+)
+def test_a_mistake_exits_with_its_code_and_no_traceback(arguments, code: int, said: str, capsys) -> None:
+    actual, out, err = run(capsys, *arguments)
+    assert (actual, out) == (code, "")
+    assert said in err
+    assert "Traceback" not in err
+
+
+def test_debug_shows_the_traceback() -> None:
+    command = [sys.executable, "-m", "qkv", "show", "no-such-model", "--debug"]
+    assert "Traceback" in subprocess.run(command, capture_output=True, text=True).stderr

@@ -1,0 +1,334 @@
+"""The configuration tree: what a file means, and what a mistake says."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+import yaml
+
+from qkv.config import Config, ConfigError, ModelConfig, NormConfig, NotFoundError
+from qkv.config.load import dump_yaml, load_config, preset_names
+
+
+@pytest.fixture
+def write(tmp_path: Path):
+    def _write(text: str, name: str = "config.yaml") -> Path:
+        path = tmp_path / name
+        path.write_text(text, encoding="utf-8")
+        return path
+
+    return _write
+
+
+SMALL = "model: {vocab_size: 100, d_model: 64, num_layers: 2, attention: {num_heads: 4}}\n"
+
+
+# --- meaning ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", preset_names())
+def test_every_preset_resolves_to_a_tree_that_reads_back_equal(name: str, write) -> None:
+    config = Config.load(name)
+    for stack in config.model.stacks.values():
+        assert len(stack.layers) == stack.num_layers
+    assert Config.load(write(config.to_yaml())) == config
+
+
+def test_numbers_and_words_follow_yaml_1_2(write) -> None:
+    path = write(SMALL + "train: {optimizer: {lr: 1e-3}}\ndata: {train: [no, on, 007, '1e3']}\n")
+    with pytest.raises(ConfigError, match=r"data\.train"):  # 007 is the number 7 in the core schema, not a file name
+        Config.load(path)
+    config = Config.load(write(SMALL + "train: {optimizer: {lr: 1e-3}, seed: 0x10}\ndata: {train: [no, on, '007']}\n"))
+    assert config.train.optimizer.lr == 0.001
+    assert config.train.seed == 16
+    assert config.data.train == ("no", "on", "007")
+
+
+@pytest.mark.parametrize("value", ["no", "1e-3", "007", "true", "null", "~", "0x1F", "a: b", "", "中文", "1.5", "-"])
+def test_dumped_text_reads_back_as_the_same_text(value: str, write) -> None:
+    path = write(SMALL + dump_yaml({"data": {"train": [value]}}))
+    assert Config.load(path).data.train == (value,)
+
+
+def test_mappings_merge_deeply_and_lists_replace(write) -> None:
+    write(SMALL + "data: {train: [a, b]}\n", "base.yaml")
+    path = write("extends: base.yaml\nmodel: {attention: {bias: true}}\ndata: {train: [c]}\n")
+    config = Config.load(path)
+    layer = config.model.layers[0]
+    assert (layer.attention.num_heads, layer.attention.bias) == (4, True)
+    assert config.data.train == ("c",)
+
+
+def test_a_changed_kind_replaces_the_whole_object(write) -> None:
+    write(SMALL + "train: {optimizer: {kind: adamw, lr: 0.5, eps: 1e-3}}\n", "base.yaml")
+    replaced = Config.load(write("extends: base.yaml\ntrain: {optimizer: {kind: muon}}\n"))
+    assert replaced.train.optimizer.lr == 0.02
+    kept = Config.load(write("extends: base.yaml\ntrain: {optimizer: {kind: adamw, lr: 0.1}}\n"))
+    assert kept.train.optimizer.model_dump()["eps"] == 1e-3
+    overridden = Config.load(write("extends: base.yaml\n"), "train.optimizer.kind=muon", "train.optimizer.momentum=0.9")
+    assert overridden.train.optimizer.model_dump()["momentum"] == 0.9
+
+
+def test_overrides_come_last_and_in_order(write) -> None:
+    config = Config.load(write(SMALL), "model.num_layers=3", "model.num_layers=5", "train.clip=null")
+    assert len(config.model.layers) == 5
+    assert config.train.clip is None
+
+
+def test_extends_chains_files_and_presets(write) -> None:
+    write("extends: llama-tiny\nmodel: {num_layers: 3}\n", "middle.yaml")
+    config = Config.load(write("extends: middle.yaml\nmodel: {d_model: 192}\n"))
+    assert (config.model.num_layers, config.model.d_model, config.model.vocab_size) == (3, 192, 4096)
+
+
+def test_encoder_and_decoder_override_shared_keys() -> None:
+    model = ModelConfig(
+        family="encoder-decoder",
+        vocab_size=10,
+        d_model=32,
+        num_layers=2,
+        attention={"num_heads": 4},
+        encoder={"num_layers": 3, "attention": {"num_kv_heads": 2}},
+        decoder={"d_model": 64},
+    )
+    encoder, decoder = model.stacks["encoder"], model.stacks["decoder"]
+    assert (encoder.num_layers, encoder.d_model, encoder.layers[2].attention.num_kv_heads) == (3, 32, 2)
+    assert (decoder.num_layers, decoder.d_model, decoder.layers[1].attention.num_kv_heads) == (2, 64, 4)
+    assert decoder.layers[0].cross_attention.head_dim == 16
+    assert encoder.layers[0].cross_attention is None
+
+
+def test_a_layer_pattern_is_tiled_and_cut() -> None:
+    model = ModelConfig(
+        vocab_size=10,
+        d_model=32,
+        num_layers=7,
+        attention={"num_heads": 4},
+        layers=[{"repeat": 2, "attention": {"window": 5}}, {"position": {"kind": "none"}}],
+    )
+    assert [layer.attention.window for layer in model.layers] == [5, 5, None, 5, 5, None, 5]
+    assert [layer.position.kind for layer in model.layers[:3]] == ["rope", "rope", "none"]
+
+
+def test_cross_attention_is_shaped_like_self_attention_without_its_window() -> None:
+    model = ModelConfig(
+        family="encoder-decoder",
+        vocab_size=10,
+        d_model=32,
+        attention={"num_heads": 4, "num_kv_heads": 2, "window": 3},
+        cross_attention={"num_kv_heads": 1},
+    )
+    layer = model.stacks["decoder"].layers[0]
+    assert (layer.cross_attention.num_heads, layer.cross_attention.num_kv_heads) == (4, 1)
+    assert layer.cross_attention.window is None
+    assert layer.attention.window == 3
+
+
+def test_derived_sizes_are_filled_in() -> None:
+    layer = ModelConfig(vocab_size=10, d_model=96, attention={"num_heads": 4}).layers[0]
+    assert (layer.attention.head_dim, layer.attention.num_kv_heads) == (24, 4)
+    assert layer.feed_forward.d_ff == 256
+    plain = ModelConfig(vocab_size=10, d_model=96, attention={"num_heads": 4}, feed_forward={"kind": "relu"})
+    assert plain.layers[0].feed_forward.d_ff == 384
+
+
+def test_a_file_with_only_a_model_section_loads(write) -> None:
+    config = Config.load(write(SMALL))
+    assert config.objective is not None
+    assert config.objective.kind == "causal"
+    assert Config.load("encoder-tiny").objective.kind == "masked"
+
+
+def test_json_schema_accepts_what_loads_and_names_every_kind(write) -> None:
+    schema = Config.json_schema()
+    text = json.dumps(schema)
+    for kind in ("rmsnorm", "interleaved", "swiglu", "muon", "inverse-sqrt", "jsonl", "extends"):
+        assert f'"{kind}"' in text
+
+
+# --- mistakes ---------------------------------------------------------------------------------------------------------
+
+
+def error_of(path: Path | str, *overrides: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        Config.load(path, *overrides)
+    return str(caught.value)
+
+
+def test_an_unknown_key_names_file_line_and_nearest_key(write) -> None:
+    path = write("model:\n  vocab_size: 100\n  attention:\n    num_headz: 4\n")
+    message = error_of(path)
+    assert f"{path}:4" in message
+    assert "`num_headz`" in message
+    assert "try `num_heads`" in message
+
+
+def test_a_mistake_in_a_parent_names_the_parent(write) -> None:
+    parent = write("model:\n  d_modle: 64\n", "parent.yaml")
+    assert f"{parent}:2" in error_of(write("extends: parent.yaml\nmodel: {num_layers: 2}\n"))
+
+
+def test_an_unknown_kind_names_the_nearest(write) -> None:
+    message = error_of(write(SMALL + "train:\n  optimizer: {kind: adam_w}\n"))
+    assert "unknown kind `adam_w`" in message
+    assert "try `adamw`" in message
+
+
+def test_a_wrong_type_shows_the_value_and_its_line(write) -> None:
+    path = write("model:\n  vocab_size: 100\n  d_model: wide\n")
+    message = error_of(path)
+    assert f"{path}:3" in message
+    assert "'wide'" in message
+
+
+@pytest.mark.parametrize(
+    ("override", "first", "second"),
+    [
+        ("model.attention.num_heads=5", "d_model", "attention.num_heads"),
+        ("model.attention.num_kv_heads=3", "attention.num_heads", "attention.num_kv_heads"),
+        ("model.attention.head_dim=15", "position.fraction", "attention.head_dim"),
+        ("model.tie_embeddings=all", "family", "tie_embeddings"),
+        ("model.head.kind=masked-language-model", "family", "head.kind"),
+        ("model.encoder.num_layers=2", "family", "encoder"),
+        ("model.cross_attention.num_heads=2", "family", "cross_attention"),
+        ("objective.kind=masked", "objective.kind", "model.family"),
+        ("tokenizer.vocab_size=200", "tokenizer.vocab_size", "model.vocab_size"),
+        ("train.schedule.warmup=5000", "train.schedule.warmup", "train.steps"),
+    ],
+)
+def test_a_contradiction_names_both_keys(override: str, first: str, second: str, write) -> None:
+    message = error_of(write(SMALL), override)
+    assert f"`{first}`" in message
+    assert f"`{second}`" in message
+    assert "contradict" in message
+
+
+def test_one_matrix_cannot_serve_two_vocabularies() -> None:
+    message = error_of("encoder-decoder-tiny", "model.encoder.vocab_size=7")
+    assert "tie_embeddings" in message
+    assert "encoder.vocab_size" in message
+
+
+def test_an_override_that_every_layer_shadows_is_refused(write) -> None:
+    path = write(Config.load(write(SMALL)).to_yaml(), "resolved.yaml")
+    assert "changes nothing" in error_of(path, "model.attention.bias=true")
+    changed = Config.load(path, "model.layers=null", "model.attention.bias=true")
+    assert all(layer.attention.bias for layer in changed.model.layers)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("model: {d_model: 4\n", "not valid YAML"),
+        ("- a\n- b\n", "mapping"),
+        ("model:\n  d_model: 4\n  d_model: 5\n", "twice"),
+        ("", "missing"),
+        ("model: 7\n", "model"),
+        ("extends: [a]\n", "extends"),
+        ("model:\n\td_model: 4\n", "not valid YAML"),
+        (SMALL + "model.d_model: 3\n", "unknown key"),
+        ("model: {vocab_size: 10, layers: [3]}\n", "layers"),
+        ("model: {vocab_size: 10, layers: [{repeat: 0}]}\n", "repeat"),
+        ("model: {vocab_size: -1}\n", "-1"),
+        ("model: {vocab_size: 10, norm: rmsnorm}\n", "mapping"),
+        ("model: {vocab_size: 10, dropout: .nan}\n", "dropout"),
+    ],
+)
+def test_a_broken_file_gives_one_clear_error(text: str, said: str, write) -> None:
+    assert said in error_of(write(text))
+
+
+def test_extends_in_a_circle_is_named(write) -> None:
+    write("extends: b.yaml\n", "a.yaml")
+    assert "a.yaml -> b.yaml -> a.yaml" in error_of(write("extends: a.yaml\n", "b.yaml").with_name("a.yaml"))
+
+
+def test_a_binary_file_is_not_utf_8(tmp_path: Path) -> None:
+    path = tmp_path / "model.yaml"
+    path.write_bytes(b"model: \xff\xfe")
+    assert "not UTF-8" in error_of(path)
+
+
+@pytest.mark.parametrize("override", ["d_model", "=3", "model..d_model=3", "model.d_model = 3 4: 5"])
+def test_a_malformed_override_is_refused(override: str, write) -> None:
+    with pytest.raises(ConfigError):
+        Config.load(write(SMALL), override)
+
+
+def test_a_missing_file_suggests_the_nearest_preset() -> None:
+    with pytest.raises(NotFoundError, match="`llama-tiny`"):
+        Config.load("lama-tiny")
+
+
+# --- third-party parts ------------------------------------------------------------------------------------------------
+
+
+class ScaledNormConfig(NormConfig):
+    """A third-party norm, as a user would write it."""
+
+    factor: float = 1.0
+    module: ClassVar[str] = "third_party_norm:ScaledNorm"
+
+
+THIRD_PARTY = """
+from typing import ClassVar
+from qkv.config import NormConfig
+import sys
+sys.stranger_ran = True
+
+class ScaledNormConfig(NormConfig):
+    factor: float = 2.0
+    module: ClassVar[str] = "{name}:ScaledNorm"
+
+def ScaledNorm(config, dims):
+    import torch
+    class Scaled(torch.nn.Module):
+        def forward(self, x):
+            return x * config.factor
+    return Scaled()
+"""
+
+
+def test_a_third_party_part_is_chosen_by_its_import_path(write, tmp_path: Path, monkeypatch) -> None:
+    import torch
+
+    import qkv
+
+    write(THIRD_PARTY.format(name="stranger_norms"), "stranger_norms.py")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    path = write(SMALL + "", "own.yaml")
+    config = Config.load(path, "model.norm.kind='stranger_norms:ScaledNormConfig'", "model.norm.factor=3.0")
+    network = qkv.Transformer(config.model)
+    assert torch.equal(network.decoder.final_norm(torch.ones(2)), torch.full((2,), 3.0))
+    saved = write(config.to_yaml(), "saved.yaml")
+    assert Config.load(saved) == config
+    assert yaml.safe_load(saved.read_text())["model"]["norm"]["kind"] == "stranger_norms:ScaledNormConfig"
+
+
+def test_a_loaded_model_runs_no_strangers_code_unless_allowed(write, tmp_path: Path, monkeypatch) -> None:
+    import sys
+
+    write(THIRD_PARTY.format(name="hostile_norms"), "hostile_norms.py")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(sys, "stranger_ran", False, raising=False)
+    path = write("model: {vocab_size: 9, norm: {kind: 'hostile_norms:ScaledNormConfig'}}\n")
+    with pytest.raises(ConfigError, match="not allowed"):
+        load_config(path, allow=())
+    assert not sys.stranger_ran
+    load_config(path, allow=("hostile_norms",))
+    assert sys.stranger_ran
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [("no_such_package:X", "cannot import"), ("os:path", "is not a NormConfig"), ("json:NoSuch", "cannot import")],
+)
+def test_a_wrong_import_path_is_explained(kind: str, said: str, write) -> None:
+    assert said in error_of(write(SMALL), f"model.norm.kind='{kind}'")
+
+
+def test_a_config_class_without_a_module_is_refused(write) -> None:
+    assert "which module" in error_of(write(SMALL), "model.norm.kind='qkv.config.model:NormConfig'")

@@ -10,15 +10,25 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from qkv.config.run import Config as Config
+    from qkv.model import Model as Model
+    from qkv.model import load as load
     from qkv.nn.transformer import Transformer as Transformer
+    from qkv.tokenizer.tokenizer import Tokenizer as Tokenizer
+    from qkv.train.loop import fit as fit
+    from qkv.train.loop import resume as resume
 
 __version__ = "0.1.0.dev0"
 
 _NAMES = {
     "Config": "qkv.config.run",
+    "Model": "qkv.model",
+    "Tokenizer": "qkv.tokenizer.tokenizer",
     "Transformer": "qkv.nn.transformer",
+    "fit": "qkv.train.loop",
+    "load": "qkv.model",
+    "resume": "qkv.train.loop",
 }
-_MODULES = ("config", "inspect", "nn")
+_MODULES = ("config", "data", "evaluate", "generate", "inspect", "nn", "tokenizer", "train")
 
 __all__ = ["__version__", *_NAMES, *_MODULES]
 

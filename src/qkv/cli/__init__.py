@@ -18,6 +18,15 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "new": ("qkv.cli.presets:new", "Write a preset as a configuration file to edit."),
     "presets": ("qkv.cli.presets:presets", "List the presets."),
     "show": ("qkv.cli.show:show", "Diagram, shapes, parameters, FLOPs and memory of a model."),
+    "tokenizer": ("qkv.cli.tokenizer:tokenizer", "Train a tokenizer; encode, decode, explain."),
+    "data": ("qkv.cli.data:data", "Prepare training data, and look at a real batch."),
+    "train": ("qkv.cli.train:train", "Train a model, or go on with a run."),
+    "eval": ("qkv.cli.evaluate:evaluate", "Loss, perplexity and bits per byte on a text."),
+    "generate": ("qkv.cli.generate:generate", "Continue a prompt."),
+    "runs": ("qkv.cli.runs:runs", "List the runs."),
+    "plot": ("qkv.cli.plot:plot", "Plot losses, positions and masks."),
+    "doctor": ("qkv.cli.doctor:doctor", "Check this machine: threads, precision, compiler, kernels."),
+    "completion": ("qkv.cli.completion:completion", "Print the completion script of a shell."),
 }
 """Command -> where it is defined, and its line in `qkv --help`."""
 

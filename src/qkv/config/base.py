@@ -159,4 +159,3 @@ def contradiction(first: str, second: str, why: str, hint: str) -> PydanticCusto
         "`{first}` and `{second}` contradict each other: {why}",
         {"first": first, "second": second, "why": why, "hint": hint},
     )
-

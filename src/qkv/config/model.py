@@ -305,6 +305,9 @@ Init = Annotated[InitConfig, Kinds(NormalInitConfig, XavierInitConfig, GPT2InitC
 
 # --- blocks, stacks, the model ----------------------------------------------------------------------------------------
 
+MAX_LAYERS = 4096
+"""Far above any real model: a hostile file must not make building one take for ever."""
+
 BLOCK_KEYS = ("norm", "position", "attention", "cross_attention", "feed_forward", "residual", "dropout")
 """The shared keys that a layer may override."""
 
@@ -327,7 +330,7 @@ class StackConfig(Node):
     vocab_size: PositiveInt | None = None
     max_seq_len: PositiveInt = 512
     d_model: PositiveInt = 256
-    num_layers: PositiveInt = 4
+    num_layers: int = Field(4, ge=1, le=MAX_LAYERS)
     dropout: Probability = 0.0
     input: Input = TokenInputConfig()
     embedding: EmbeddingConfig = EmbeddingConfig()
@@ -522,7 +525,7 @@ def _spell_stack(stack: Mapping[str, Any], *, attends_source: bool) -> dict[str,
     """One complete mapping per layer: the shared keys, overridden by the pattern, tiled and cut to num_layers."""
     stack = dict(stack)
     count = stack.get("num_layers", StackConfig.model_fields["num_layers"].default)
-    if not isinstance(count, int) or count < 1:
+    if not isinstance(count, int) or not 1 <= count <= MAX_LAYERS:
         return stack  # the field's own validation has the better message
     shared = {key: stack[key] for key in BLOCK_KEYS if key in stack}
     pattern: list[Any] = []
@@ -541,7 +544,7 @@ def _spell_stack(stack: Mapping[str, Any], *, attends_source: bool) -> dict[str,
             raise PydanticCustomError(
                 "repeat", "`layers[].repeat` is a whole number from 1, got {repeat}", {"repeat": repr(repeat)}
             )
-        pattern.extend([merge(shared, own)] * repeat)
+        pattern.extend([merge(shared, own)] * min(repeat, count))
     if attends_source:
         pattern = [_with_cross_attention(layer) for layer in pattern]
     stack["layers"] = [pattern[index % len(pattern)] for index in range(count)]

@@ -158,8 +158,9 @@ class Transformer(nn.Module):
             h_BTM = self._decode(ids, lengths, positions, documents, segments, cache, memory_BSM, memory_rule)
         if logits == "last" and labels is None and self.head.per_token:
             h_BTM = last_real(h_BTM, lengths)
-        scores = self.head(h_BTM, lengths)
-        return scores if labels is None else self._loss(scores, labels)
+        if labels is not None:
+            return self.loss(h_BTM, labels, lengths)
+        return self.head(h_BTM, lengths)
 
     def encode(
         self,
@@ -235,7 +236,9 @@ class Transformer(nn.Module):
             cache.advance(ids.shape[1], lengths)
         return h_BTM
 
-    def _loss(self, scores: Tensor, labels: Tensor) -> Output:
+    def loss(self, h_BTM: Tensor, labels: Tensor, lengths: Tensor | None = None) -> Output:
+        """The head's answers to hidden vectors against their labels."""
+        scores = self.head(h_BTM, lengths)
         if scores.shape[:-1] != labels.shape:
             raise UsageError(f"labels have shape {list(labels.shape)}, expected {list(scores.shape[:-1])}")
         # in float32 whatever the precision: bfloat16 logits round a loss of 36 to steps of 0.25

@@ -42,9 +42,7 @@ class TiledKernel(Kernel):
         k_BGSD, v_BGSE = mask.without_padding(k_BGSD, v_BGSE)
         # [B, G, R, T, D] against [B, G, 1, S, D]: query heads of a group share its keys and values
         q_BGRTD = grouped(q_BHTD, k_BGSD.shape[1])
-        out_BGRTE: Tensor = _tiled_attention(
-            q_BGRTD, k_BGSD.unsqueeze(2), v_BGSE.unsqueeze(2), mask, scale, self.tile
-        )
+        out_BGRTE: Tensor = _tiled_attention(q_BGRTD, k_BGSD.unsqueeze(2), v_BGSE.unsqueeze(2), mask, scale, self.tile)
         return out_BGRTE.flatten(1, 2)
 
 

@@ -1,0 +1,1 @@
+"""Models on disk: our own format, and others'."""

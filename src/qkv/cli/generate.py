@@ -1,0 +1,118 @@
+"""`qkv generate`."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import asdict
+from typing import Any
+
+import click
+
+from qkv.cli.common import json_option, print_json
+from qkv.config.errors import UsageError
+
+
+@click.command()
+@click.argument("model")
+@click.option("--prompt", "prompts", multiple=True, required=True, help="What to continue; - reads stdin. Repeatable.")
+@click.option("--max-new-tokens", default=128, show_default=True, help="At most so many; the context may end earlier.")
+@click.option("--temperature", default=1.0, show_default=True, help="Below 1 safer, above 1 bolder; 0: most likely.")
+@click.option("--top-k", default=0, show_default=True, help="Only the K most likely tokens; 0: all.")
+@click.option("--top-p", default=1.0, show_default=True, help="Only the likeliest tokens that reach P together.")
+@click.option("--min-p", default=0.0, show_default=True, help="No token less likely than P times the likeliest.")
+@click.option("--repetition-penalty", default=1.0, show_default=True, help="Above 1: fewer tokens seen before.")
+@click.option("--frequency-penalty", default=0.0, show_default=True, help="Taken off a logit per generated occurrence.")
+@click.option("--presence-penalty", default=0.0, show_default=True, help="Taken off the logit of generated tokens.")
+@click.option("--stop", multiple=True, help="A string before which the text ends. Repeatable.")
+@click.option("--seed", type=int, help="The same seed gives the same text; default: another one each time.")
+@click.option("--num-samples", type=int, help="Several texts; sample i is what seed + i gives.")
+@click.option("--beam-size", default=1, show_default=True, help="Above 1: comes with translation.")
+@click.option("--logprobs", default=0, show_default=True, help="With --json: so many alternatives for each token.")
+@click.option("--parse-special", is_flag=True, help="Special tokens spelled in the prompt are meant.")
+@click.option("--stream", is_flag=True, help="Text as it comes; with --json one object per line.")
+@click.option("--no-cache", is_flag=True, help="Read the whole text again for each token: slower, and the same.")
+@click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda or mps.")
+@click.option("--dtype", type=click.Choice(["auto", "fp32", "bf16"]), default="auto", show_default=True)
+@click.option("--quantize", type=click.Choice(["int8", "int4"]), help="Not supported yet.")
+@click.option("--allow-package", multiple=True, metavar="NAME", help="A package whose code the model may use.")
+@json_option
+def generate(
+    model: str,
+    prompts: tuple[str, ...],
+    num_samples: int | None,
+    beam_size: int,
+    stream: bool,
+    no_cache: bool,
+    device: str,
+    dtype: str,
+    quantize: str | None,
+    allow_package: tuple[str, ...],
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Continue a text with MODEL (a run folder or a checkpoint folder), or decode from it as a source.
+
+    The text goes to stdout, how long it took to stderr. JSON of several prompts is {"results": [...]}, of --num-samples
+    {"samples": [...]}.
+    """
+    if beam_size != 1:
+        raise UsageError("beams are not supported yet: they come with translation", hint="--beam-size 1")
+    if stream and (len(prompts) > 1 or num_samples is not None):
+        raise UsageError("one text is streamed at a time", hint="one --prompt, and no --num-samples")
+    texts = [_stdin() if prompt == "-" else prompt for prompt in prompts]
+
+    from qkv.model import load
+
+    loaded = load(model, device=device, dtype=dtype, quantize=quantize, allow=allow_package)
+    options["use_cache"] = not no_cache
+    if stream:
+        _stream(loaded.stream(texts[0], **options), as_json)
+        return
+    results: list[Any] = loaded.generate(texts, num_samples=1 if num_samples is None else num_samples, **options)
+    # always a list of samples inside
+    groups = results if num_samples is not None and num_samples > 1 else [[result] for result in results]
+    if as_json:
+        objects = [
+            _json(group[0]) if num_samples is None else {"samples": [_json(sample) for sample in group]}
+            for group in groups
+        ]
+        print_json(objects[0] if len(objects) == 1 else {"results": objects})
+        return
+    for group in groups:
+        for sample in group:
+            click.echo(sample.text)
+            _tell(sample)
+
+
+def _stdin() -> str:
+    """All of stdin as it stands. Raises UsageError for bytes that are not UTF-8."""
+    try:
+        return sys.stdin.buffer.read().decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise UsageError("stdin is not UTF-8", where=f"byte {error.start}") from None
+
+
+def _stream(pieces: Any, as_json: bool) -> None:
+    for piece in pieces:
+        if as_json:
+            print_json({"piece": piece})
+        else:
+            click.echo(piece, nl=False)
+    if as_json:
+        print_json(_json(pieces.generation))
+    else:
+        click.echo()
+        _tell(pieces.generation)
+
+
+def _json(generation: Any) -> dict[str, Any]:
+    """The fields of a `Generation` that were asked for."""
+    return {key: value for key, value in asdict(generation).items() if value is not None}
+
+
+def _tell(generation: Any) -> None:
+    click.echo(
+        f"{generation.completion_tokens} tokens in {generation.seconds:.2f} s, {generation.tokens_per_second:.1f} per "
+        f"second; finish reason: {generation.finish_reason}",
+        err=True,
+    )

@@ -1,0 +1,57 @@
+"""`qkv train`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from qkv.cli.common import json_option
+from qkv.config.errors import UsageError
+
+
+@click.command()
+@click.argument("config", required=False)
+@click.argument("overrides", nargs=-1, metavar="[key=value]...")
+@click.option("--run-dir", type=click.Path(path_type=Path), help="The run folder (default: a new one under runs/).")
+@click.option("--resume", type=click.Path(path_type=Path), help="Go on with this run, inside its folder.")
+@json_option
+def train(
+    config: str | None, overrides: tuple[str, ...], run_dir: Path | None, resume: Path | None, as_json: bool
+) -> None:
+    """Train the model that CONFIG (a file or a preset) describes.
+
+    A key=value overrides a key of the configuration: train.steps=200. With --resume no CONFIG is needed, and only
+    train.steps may change. Ctrl-C saves and says how to go on.
+    """
+    from qkv.cli.progress import Progress
+    from qkv.config.run import Config
+    from qkv.train.loop import Interrupted, fit
+    from qkv.train.loop import resume as go_on
+
+    with Progress(as_json) as progress:
+        try:
+            if resume is not None:
+                run = go_on(resume, steps=_steps(config, overrides, run_dir), listener=progress)
+            elif config is None:
+                raise UsageError("which CONFIG? a file or a preset", hint="`qkv presets`, `qkv new PRESET`")
+            else:
+                name = Path(config).stem
+                run = fit(Config.load(config, *overrides), run_dir=run_dir, name=name, listener=progress)
+        except Interrupted as stop:
+            click.echo(f"interrupted and saved; go on with: qkv train --resume {stop.run}", err=True)
+            raise
+    if not as_json:
+        click.echo(f"{run.path}\ntry it: qkv generate {run.path} --prompt TEXT", err=True)
+
+
+def _steps(config: str | None, overrides: tuple[str, ...], run_dir: Path | None) -> int | None:
+    """The one override a resumed run takes."""
+    given = [*([config] if config else []), *overrides]
+    if run_dir is not None:
+        raise UsageError("--resume goes on inside its own folder", hint="leaving --run-dir out")
+    for text in given:
+        key, _, value = text.partition("=")
+        if key != "train.steps" or not value.isdigit():
+            raise UsageError(f"only train.steps=N may change when a run goes on, got `{text}`")
+    return int(given[-1].partition("=")[2]) if given else None

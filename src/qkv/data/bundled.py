@@ -1,0 +1,53 @@
+"""Real text that every Python carries: its documentation topics and the source of its standard library."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+import sysconfig
+from pathlib import Path
+from typing import NamedTuple
+
+LEFT_OUT = {"test", "tests", "idlelib", "lib2to3", "site-packages", "dist-packages", "__pycache__", "turtledemo"}
+
+
+class BundledText(NamedTuple):
+    """Two files with a document per file or topic, separated by form feeds; no document is in both."""
+
+    train: Path
+    held_out: Path
+
+
+def python_text(folder: Path) -> BundledText:
+    """Write the running Python's own text below `folder`, once per version: about one document in twenty is held out,
+    by the hash of its name."""
+    version = ".".join(map(str, sys.version_info[:3]))
+    files = BundledText(folder / f"python-{version}-train.txt", folder / f"python-{version}-held-out.txt")
+    if all(path.is_file() for path in files):
+        return files
+    parts: dict[Path, list[str]] = {path: [] for path in files}
+    for name, text in sorted(_documents().items()):
+        held_out = int(hashlib.sha256(name.encode()).hexdigest(), 16) % 20 == 0
+        parts[files.held_out if held_out else files.train].append(text)
+    folder.mkdir(parents=True, exist_ok=True)
+    for path, texts in parts.items():
+        beside = path.with_suffix(".tmp")
+        beside.write_text("\n\n".join(texts), encoding="utf-8", newline="\n")
+        beside.replace(path)
+    return files
+
+
+def _documents() -> dict[str, str]:
+    """Name -> text of every topic and every standard-library file."""
+    from pydoc_data.topics import topics
+
+    documents = {f"topic {name}": text for name, text in topics.items()}
+    library = Path(sysconfig.get_paths()["stdlib"])
+    for path in sorted(library.rglob("*.py")):
+        inside = path.relative_to(library)
+        if LEFT_OUT.isdisjoint(inside.parts):
+            try:
+                documents[inside.as_posix()] = path.read_text(encoding="utf-8")
+            except (OSError, UnicodeDecodeError):  # a few files declare another encoding
+                continue
+    return documents

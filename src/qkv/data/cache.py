@@ -1,0 +1,262 @@
+"""Ids on disk: files are tokenised once, into a folder that later runs map into memory.
+
+    <key>/tokens.bin     all ids, document after document, uint16 or uint32 (the manifest's `dtype`), little-endian
+    <key>/index.bin      int64 [D + 1]: where each document begins in tokens.bin, and the end of the last one
+    <key>/hashes.bin     uint64 [D]: the content of each document, for the split into training and validation
+    <key>/manifest.json  what the folder was made from; written last
+
+A folder appears by rename, whole or not at all; it is used only if its manifest fits the request and its files.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+import time
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qkv.config.errors import QkvError
+from qkv.config.run import DataConfig
+from qkv.data.documents import Piece, existing_file, open_file, read_pieces
+from qkv.data.split import ContentHash
+
+if TYPE_CHECKING:
+    from qkv.tokenizer.tokenizer import Tokenizer
+
+FORMAT_VERSION = 1
+
+_BATCH_CHARACTERS = 1 << 19
+_BYTES_PER_ID = 4  # of plain text; what a trained BPE reaches, so a low estimate of the space needed
+_EXPANSION = 3  # of compressed text
+_SETTLED_NS = 2_000_000_000  # a file changed more recently may change again within one tick of its clock
+_ABANDONED_S = 3600
+
+
+@dataclass(frozen=True)
+class TokenFiles:
+    """One tokenised list of files. `reused` says that it was on disk already."""
+
+    folder: Path
+    manifest: dict[str, Any]
+    reused: bool
+
+    @property
+    def tokens(self) -> NDArray[np.unsignedinteger[Any]]:
+        """All ids [N], mapped read-only."""
+        return _map(self.folder / "tokens.bin", self.manifest["dtype"])
+
+    @property
+    def offsets(self) -> NDArray[np.int64]:
+        """Where documents begin, and the last one ends [D + 1]."""
+        return _map(self.folder / "index.bin", "int64")
+
+    @property
+    def hashes(self) -> NDArray[np.uint64]:
+        """Content of the documents [D]."""
+        return _map(self.folder / "hashes.bin", "uint64")
+
+
+def tokenise(files: Sequence[str], data: DataConfig, tokenizer: Tokenizer, cache_dir: Path) -> TokenFiles:
+    """The ids of `files`, from the cache when it holds exactly these, else tokenised now.
+
+    A document is [begin] ids [end]: begin is BOS or else CLS, end is EOS or else SEP, each absent when the tokenizer
+    has neither. Ids are 16 bits wide up to a vocabulary of 65,536 and 32 bits above.
+
+    A source file counts as unchanged when size and modification time are, or else its SHA-256.
+
+    Raises what `read_pieces` raises, and QkvError for a full disk, an id outside the vocabulary, or a file that
+    changes while it is read.
+    """
+    request = _request(data, tokenizer)
+    paths = [str(Path(file).absolute()) for file in files]
+    key = hashlib.sha256(json.dumps([request, paths]).encode()).hexdigest()[:16]
+    folder = cache_dir / key
+    if manifest := _usable_manifest(folder, request, files):
+        return TokenFiles(folder, manifest, reused=True)
+
+    before = list(map(_stat, files))
+    sources = list(map(_describe, files))
+    cache_dir.mkdir(parents=True, exist_ok=True)
+    _remove_abandoned(cache_dir)
+    _check_space(cache_dir, files, np.dtype(request["dtype"]).itemsize)
+    partial = Path(tempfile.mkdtemp(prefix=f".{key}-", suffix=".partial", dir=cache_dir))
+    try:
+        counts = _write_ids(partial, read_pieces(files, data), tokenizer, request)
+        if changed := [file for file, stat in zip(files, before, strict=True) if _stat(file) != stat]:
+            raise QkvError("the file changed while it was being read", where=changed[0], hint="run it again")
+        manifest = {**request, **counts, "files": sources}
+        _write(partial / "manifest.json", json.dumps(manifest, indent=1).encode())
+        _publish(partial, folder)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise QkvError("the disk is full", where=str(cache_dir), hint="free some space; nothing was kept") from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return TokenFiles(folder, manifest, reused=False)
+
+
+def _request(data: DataConfig, tokenizer: Tokenizer) -> dict[str, Any]:
+    """All that decides which ids the same bytes become."""
+    return {
+        "format_version": FORMAT_VERSION,
+        "options": data.model_dump(mode="json", exclude={"train", "validation"}),
+        "tokenizer": tokenizer.fingerprint,
+        "vocab_size": tokenizer.vocab_size,
+        "begin_id": tokenizer.cls_id if tokenizer.bos_id is None else tokenizer.bos_id,
+        "end_id": tokenizer.sep_id if tokenizer.eos_id is None else tokenizer.eos_id,
+        "dtype": "uint16" if tokenizer.vocab_size <= 1 << 16 else "uint32",
+    }
+
+
+# --- writing ----------------------------------------------------------------------------------------------------------
+
+
+def _write_ids(folder: Path, pieces: Iterable[Piece], tokenizer: Tokenizer, request: dict[str, Any]) -> dict[str, int]:
+    begin = [] if request["begin_id"] is None else [request["begin_id"]]
+    end = [] if request["end_id"] is None else [request["end_id"]]
+    offsets, hashes, content = array("q", [0]), array("Q"), ContentHash()
+    total, inside = 0, False
+    with (folder / "tokens.bin").open("wb") as file:
+        for batch in _batches(pieces):
+            ids: list[int] = []
+            for piece, piece_ids in zip(batch, tokenizer.encode_batch([piece.text for piece in batch]), strict=True):
+                content.update(piece.text)
+                ids += piece_ids if inside else begin + piece_ids
+                inside = not piece.ends
+                if piece.ends:
+                    ids += end
+                    offsets.append(total + len(ids))
+                    hashes.append(content.value())
+                    content = ContentHash()
+            file.write(_as_bytes(ids, request))
+            total += len(ids)
+        _flush(file)
+    _write(folder / "index.bin", np.array(offsets, "<i8").tobytes())
+    _write(folder / "hashes.bin", np.array(hashes, "<u8").tobytes())
+    return {"documents": len(hashes), "tokens": total}
+
+
+def _batches(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
+    batch, characters = [], 0
+    for piece in pieces:
+        batch.append(piece)
+        characters += len(piece.text)
+        if characters >= _BATCH_CHARACTERS:
+            yield batch
+            batch, characters = [], 0
+    if batch:
+        yield batch
+
+
+def _as_bytes(ids: list[int], request: dict[str, Any]) -> bytes:
+    wide = np.array(ids, np.int64)
+    if wide.size and not 0 <= wide.min() <= wide.max() < request["vocab_size"]:
+        wrong = wide.max() if wide.max() >= request["vocab_size"] else wide.min()
+        raise QkvError(f"the tokenizer gave the id {wrong}, its vocabulary has {request['vocab_size']}")
+    return wide.astype(np.dtype(request["dtype"]).newbyteorder("<")).tobytes()
+
+
+def _write(path: Path, content: bytes) -> None:
+    with path.open("wb") as file:
+        file.write(content)
+        _flush(file)
+
+
+def _flush(file: IO[bytes]) -> None:
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def _publish(partial: Path, folder: Path) -> None:
+    """Rename into place. A process that made the same folder meanwhile is replaced, by the same content."""
+    replaced = partial.with_name(f"{partial.stem}-replaced.partial")
+    for _ in range(3):
+        with suppress(FileNotFoundError):
+            folder.rename(replaced)
+        try:
+            partial.rename(folder)
+            break
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
+        finally:
+            shutil.rmtree(replaced, ignore_errors=True)
+
+
+def _remove_abandoned(cache_dir: Path) -> None:
+    """What killed processes left; a live one has written within the hour."""
+    for folder in cache_dir.glob(".????????????????-*.partial"):
+        with suppress(OSError):
+            if time.time() - max(entry.stat().st_mtime for entry in (folder, *folder.iterdir())) > _ABANDONED_S:
+                shutil.rmtree(folder)
+
+
+def _check_space(cache_dir: Path, files: Sequence[str], width: int) -> None:
+    sizes = [Path(file).stat().st_size * (_EXPANSION if file.endswith((".gz", ".xz")) else 1) for file in files]
+    needed, free = sum(sizes) // _BYTES_PER_ID * width, shutil.disk_usage(cache_dir).free
+    if needed > free:
+        raise QkvError(
+            f"about {needed / 1e6:,.0f} MB are needed for the ids, {free / 1e6:,.0f} MB are free", where=str(cache_dir)
+        )
+
+
+# --- reading ----------------------------------------------------------------------------------------------------------
+
+
+def _usable_manifest(folder: Path, request: dict[str, Any], files: Sequence[str]) -> dict[str, Any] | None:
+    """The manifest of a complete folder made from the same request and the same bytes."""
+    try:
+        manifest: dict[str, Any] = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
+        documents, tokens = manifest["documents"], manifest["tokens"]
+        sizes = {
+            "tokens.bin": tokens * np.dtype(request["dtype"]).itemsize,
+            "index.bin": (documents + 1) * 8,
+            "hashes.bin": documents * 8,
+        }
+        whole = all((folder / name).stat().st_size == size for name, size in sizes.items())
+        same = all(manifest[key] == value for key, value in request.items())
+        if whole and same and all(map(_unchanged, files, manifest["files"])):
+            return manifest
+    except (OSError, ValueError, KeyError, TypeError):  # absent, incomplete or damaged: made anew
+        pass
+    return None
+
+
+def _describe(file: str) -> dict[str, Any]:
+    size, modified = _stat(file)
+    with open_file(Path(file), decompress=False) as content:
+        digest = hashlib.file_digest(content, "sha256").hexdigest()
+    settled = time.time_ns() - modified > _SETTLED_NS
+    return {"path": file, "size": size, "mtime_ns": modified if settled else None, "sha256": digest}
+
+
+def _unchanged(file: str, source: dict[str, Any]) -> bool:
+    size, modified = _stat(file)
+    if size != source["size"]:
+        return False
+    return modified == source["mtime_ns"] or bool(_describe(file)["sha256"] == source["sha256"])
+
+
+def _stat(file: str) -> tuple[int, int]:
+    status = existing_file(Path(file)).stat()
+    return status.st_size, status.st_mtime_ns
+
+
+def _map(path: Path, dtype: str) -> NDArray[Any]:
+    little_endian = np.dtype(dtype).newbyteorder("<")
+    if path.stat().st_size == 0:  # cannot be mapped
+        return np.empty(0, little_endian)
+    return np.memmap(path, little_endian, mode="r")

@@ -1,0 +1,229 @@
+"""From prompts to tokens, step by step: any number of sequences of unequal length, with a cache or without.
+
+A row's tokens depend on its own prompt, source and seed only: not on its neighbours, the cache, or who listens.
+
+Shapes: B rows of the batch, T tokens, S source tokens, W feature width, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from qkv.config.errors import UsageError
+from qkv.generate.sampling import MAX_SEED, Sampling, choose, refuse_non_finite
+from qkv.nn.cache import Cache
+from qkv.nn.transformer import Transformer
+
+FinishReason = Literal["stop", "length"]
+
+
+@dataclass(frozen=True)
+class Token:
+    """A new token of one row.
+
+    logprob: its log-probability (nats) by the model itself, before penalties, temperature and filters; None where
+    log-probabilities were not asked for. top: the most likely (id, log-probability), best first.
+    """
+
+    row: int
+    token_id: int
+    logprob: float | None = None
+    top: tuple[tuple[int, float], ...] = ()
+
+
+class Decoding:
+    """A batch of sequences being continued. Iterating runs the model and gives the tokens, all rows of a step in order.
+
+    prompts: ids, at least one per row (of an encoder-decoder: what the decoder starts from). seeds: one per row, 0 to
+    2^64 - 1. source [B, S] ids or [B, S, W] features with source_lengths [B]: what the encoder reads, once. eos_ids end
+    a row. max_new_tokens is capped by the context, the decoder's `max_seq_len`: nothing slides, a row whose prompt and
+    new tokens fill it ends with "length". logprobs: how many alternatives each token brings (0: no log-probabilities).
+    vocab_size: ids from there on (rows that only pad the embedding) are never chosen.
+
+    Raises UsageError before the model runs for a model that does not generate, prompts that do not fit, and arguments
+    out of range; QkvError at a step whose logits are not finite. The network's training mode is put back at each step.
+    """
+
+    def __init__(
+        self,
+        network: Transformer,
+        prompts: Sequence[Sequence[int]],
+        *,
+        sampling: Sampling,
+        seeds: Sequence[int],
+        max_new_tokens: int,
+        eos_ids: Collection[int] = (),
+        use_cache: bool = True,
+        logprobs: int = 0,
+        source: Tensor | None = None,
+        source_lengths: Tensor | None = None,
+        vocab_size: int | None = None,
+    ) -> None:
+        self.network = network
+        self.prompts = [list(prompt) for prompt in prompts]
+        self.generated: list[list[int]] = [[] for _ in prompts]
+        self.finish_reasons: list[FinishReason | None] = [None] * len(self.prompts)
+        """Per row, once it has ended."""
+        self._seeds, self._sampling, self._eos = list(seeds), sampling, frozenset(eos_ids)
+        self.logprobs, self._vocab_size = logprobs, vocab_size
+        context = check_prompts(network, self.prompts)
+        check_count("max_new_tokens", max_new_tokens)
+        check_count("logprobs", logprobs)
+        if len(self._seeds) != len(self.prompts) or not all(0 <= seed <= MAX_SEED for seed in self._seeds):
+            raise UsageError("there is one seed per prompt, each from 0 to 2^64 - 1")
+        self._limits = [min(max_new_tokens, context - len(prompt)) for prompt in self.prompts]
+        self._end_full_rows(range(len(self.prompts)))
+        self._batch = self.running
+        self._source, self._source_lengths = source, source_lengths
+        self._cache = network.new_cache(len(self._batch)) if use_cache else None
+
+    @property
+    def running(self) -> list[int]:
+        """The rows that go on."""
+        return [row for row, reason in enumerate(self.finish_reasons) if reason is None]
+
+    def stop(self, row: int) -> None:
+        """Nothing further is wanted of `row`; the others do not notice."""
+        self.finish_reasons[row] = "stop"
+
+    def __iter__(self) -> Iterator[Token]:
+        while running := self.running:
+            yield from self._step(running)
+
+    @torch.inference_mode()
+    def _step(self, running: list[int]) -> list[Token]:
+        with evaluating(self.network):
+            scores_BV = self._uncached(running) if self._cache is None else self._cached(running, self._cache)
+        # on the CPU whatever the device: the same seed gives the same draw everywhere
+        scores_BV = scores_BV.float().cpu()
+        refuse_non_finite(scores_BV, running, len(self.generated[running[0]]) + 1)
+        tokens = []
+        for row, scores_V in zip(running, scores_BV, strict=True):
+            generated = self.generated[row]
+            token_id = choose(
+                scores_V[: self._vocab_size],
+                self._sampling,
+                seed=self._seeds[row],
+                step=len(generated),
+                prompt=self.prompts[row],
+                generated=generated,
+            )
+            generated.append(token_id)
+            if token_id in self._eos:
+                self.finish_reasons[row] = "stop"
+            tokens.append(Token(row, token_id, *ranked(scores_V, token_id, self.logprobs, self._vocab_size)))
+        self._end_full_rows(running)
+        return tokens
+
+    def _end_full_rows(self, rows: Collection[int]) -> None:
+        for row in rows:
+            if self.finish_reasons[row] is None and len(self.generated[row]) >= self._limits[row]:
+                self.finish_reasons[row] = "length"
+
+    def _uncached(self, running: list[int]) -> Tensor:
+        """Logits [B, V] of the running rows from all their tokens."""
+        rows = [self.prompts[row] + self.generated[row] for row in running]
+        return self._forward(*pad(rows, device_of(self.network)), self._source_of(running))
+
+    def _cached(self, running: list[int], cache: Cache) -> Tensor:
+        """Logits [B, V] of the running rows from the tokens that the cache does not hold yet.
+
+        Rows that have ended stay in the batch with no real token.
+        """
+        if not any(self.generated):
+            new = [self.prompts[row] for row in self._batch]
+            source = self._source_of(self._batch)
+        else:
+            new = [self.generated[row][-1:] if self.finish_reasons[row] is None else [] for row in self._batch]
+            source = {}
+        scores_BV = self._forward(*pad(new, device_of(self.network)), source, cache)
+        return scores_BV[[self._batch.index(row) for row in running]]
+
+    def _forward(
+        self, ids_BT: Tensor, lengths_B: Tensor | None, source: dict[str, Tensor | None], cache: Cache | None = None
+    ) -> Tensor:
+        scores_B1V: Tensor = self.network(ids_BT, lengths=lengths_B, cache=cache, logits="last", **source)
+        return scores_B1V[:, -1]
+
+    def _source_of(self, rows: list[int]) -> dict[str, Tensor | None]:
+        if self._source is None:
+            return {}
+        lengths_B = None if self._source_lengths is None else self._source_lengths[rows]
+        return {"source": self._source[rows], "source_lengths": lengths_B}
+
+
+def check_prompts(network: Transformer, prompts: Sequence[Sequence[int]]) -> int:
+    """The context's length. Raises UsageError where the network does not generate, or not from these ids."""
+    if network.decoder is None or not network.config.head or not network.config.head.predicts_tokens:
+        kind = network.config.head.kind if network.config.head else None
+        raise UsageError(
+            f"a model of family {network.config.family} with a head of kind {kind} does not generate text",
+            hint="fill_mask, embed or classify" if network.decoder is None else "head.kind=language-model",
+        )
+    config = network.decoder.config
+    for row, prompt in enumerate(prompts):
+        if not prompt:
+            raise UsageError(f"prompt {row} is empty: there is nothing to continue")
+        if len(prompt) > config.max_seq_len:
+            raise UsageError(
+                f"prompt {row} has {len(prompt)} tokens and the model's context is {config.max_seq_len}",
+                hint="a shorter prompt, or a model with a larger max_seq_len",
+            )
+        check_ids(prompt, config.vocab_size, f"prompt {row}")
+    return config.max_seq_len
+
+
+def check_ids(ids: Sequence[int], vocab_size: int | None, where: str) -> None:
+    """Raises UsageError naming an id outside the vocabulary: on a GPU it would end the process."""
+    bad = next((token_id for token_id in ids if not 0 <= token_id < (vocab_size or 0)), None)
+    if bad is not None:
+        raise UsageError(f"the id {bad} in {where} is outside the model's vocabulary of {vocab_size}")
+
+
+def check_count(name: str, value: int) -> None:
+    """Raises UsageError unless `value` is a whole number from 0."""
+    if not isinstance(value, int) or value < 0:
+        raise UsageError(f"{name} is a whole number from 0, not {value!r}")
+
+
+def pad(rows: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor | None]:
+    """Ids [B, T] padded with zeros on the right, and the rows' lengths [B], None where all are equal."""
+    lengths = [len(row) for row in rows]
+    longest = max(lengths)
+    ids_BT = torch.tensor([[*row, *[0] * (longest - len(row))] for row in rows], device=device)
+    return ids_BT, None if min(lengths) == longest else torch.tensor(lengths, device=device)
+
+
+def ranked(
+    scores_V: Tensor, token_id: int, count: int, vocab_size: int | None = None
+) -> tuple[float | None, tuple[tuple[int, float], ...]]:
+    """A token's log-probability, and the `count` most likely tokens with theirs; nothing for 0."""
+    if not count:
+        return None, ()
+    logprobs_V = scores_V.log_softmax(-1)
+    values, ids = logprobs_V[:vocab_size].topk(min(count, len(logprobs_V[:vocab_size])))
+    return float(logprobs_V[token_id]), tuple(zip(ids.tolist(), values.tolist(), strict=True))
+
+
+def device_of(network: nn.Module) -> torch.device:
+    """Where the network computes."""
+    return next(network.parameters()).device
+
+
+@contextmanager
+def evaluating(network: nn.Module) -> Iterator[None]:
+    """Without dropout; every module's own mode is restored."""
+    training = [module for module in network.modules() if module.training]
+    for module in training:
+        module.training = False
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True

@@ -1,0 +1,241 @@
+"""Plots: training curves, positions, masks. Functions return Matplotlib axes and touch no global state.
+
+Without `axes` they draw on a figure of their own (`axes.figure`), which `save_plot` writes as PNG, SVG or PDF.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from matplotlib import rc_context
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import ListedColormap
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+from matplotlib.ticker import MaxNLocator
+from numpy.typing import NDArray
+from torch import Tensor
+
+from qkv.config.errors import QkvError, UsageError
+from qkv.config.model import StackConfig
+from qkv.evaluate.runs import config_hash, read_metrics
+from qkv.nn.build import Dims, build
+from qkv.nn.mask import Causal, Documents, Mask, Padding, Prefix, Rule, Window
+from qkv.nn.position import Learned, Position, Sinusoidal
+from qkv.nn.transformer import Transformer
+
+FORMATS = (".png", ".svg", ".pdf")
+COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
+"""Okabe and Ito's, told apart by colour-blind readers too."""
+
+_HIDDEN = "#e8e8e8"
+_STYLE: Any = {
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.titlesize": 12,
+    "axes.labelsize": 11,
+    "font.size": 10,
+    "legend.frameon": False,
+    "svg.fonttype": "none",
+    "pdf.fonttype": 42,
+}
+_VALIDATION: dict[str, Any] = {"linewidth": 1.8, "marker": "o", "markersize": 4}
+_FOOTER: dict[str, Any] = {"fontsize": 7.5, "color": "0.45"}
+
+
+def check_format(path: Path) -> None:
+    """Raise UsageError unless the name ends in .png, .svg or .pdf."""
+    if path.suffix.lower() not in FORMATS:
+        raise UsageError(f"plots are written as PNG, SVG or PDF, not `{path.suffix or path.name}`", hint="-o plot.png")
+
+
+def save_plot(axes: Axes, path: Path) -> None:
+    """Write the figure that holds `axes`. Raises UsageError for another kind of file, QkvError where it cannot be."""
+    check_format(path)
+    figure = axes.get_figure(root=True)
+    assert figure is not None
+    try:
+        with rc_context(_STYLE):
+            figure.savefig(path, dpi=160, metadata={"Creator": "qkv"} if path.suffix.lower() != ".png" else None)
+    except OSError as error:
+        raise QkvError(f"the plot cannot be written: {error.strerror or error}", where=str(path)) from None
+
+
+def _figure(width: float, height: float) -> Figure:
+    """A figure of its own, in inches, that no window or global list knows."""
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def _axes(axes: Axes | None, width: float, height: float) -> Axes:
+    return _figure(width, height).add_subplot() if axes is None else axes
+
+
+def _footer(axes: Axes, text: str) -> None:
+    place: dict[str, Any] = {"xycoords": "axes fraction", "textcoords": "offset points"}
+    axes.annotate(text, (1, 0), (0, -38), ha="right", va="top", **place, **_FOOTER)
+
+
+def _round_ticks() -> MaxNLocator:
+    return MaxNLocator(8, steps=[1, 2, 5, 10], integer=True)
+
+
+# --- training ---------------------------------------------------------------------------------------------------------
+
+
+def plot_loss(runs: Sequence[Path], axes: Axes | None = None) -> Axes:
+    """Training (thin) and validation loss (marked) of run folders over steps, one colour per run.
+
+    Raises UsageError for no run, NotFoundError for a folder without metrics, QkvError for one without a loss.
+    """
+    if not runs:
+        raise UsageError("which run? a run folder such as runs/latest", hint="`qkv runs` for the list")
+    drawn = [(_name(run), read_metrics(run)) for run in runs]
+    with rc_context(_STYLE):
+        axes = _axes(axes, 7.5, 4.6)
+        handles = [Line2D([], [], color="0.4", linewidth=1, alpha=0.6, label="training")]
+        for index, (name, metrics) in enumerate(drawn):
+            color = COLORS[index % len(COLORS)]
+            steps, losses = metrics.series("loss")
+            if not steps:
+                raise QkvError("the run has no loss yet", where=str(runs[index] / "metrics.jsonl"))
+            axes.plot(steps, losses, color=color, linewidth=1, alpha=0.6)
+            axes.plot(*metrics.series("val_loss"), color=color, **_VALIDATION)
+            if len(drawn) > 1:
+                handles.append(Line2D([], [], color=color, linewidth=3, label=name))
+        if any(metrics.series("val_loss")[0] for _, metrics in drawn):
+            handles.insert(1, Line2D([], [], color="0.4", label="validation", **_VALIDATION))
+        axes.set_xlabel("step")
+        axes.set_ylabel("loss (nats per token)")
+        axes.set_title("Loss" if len(drawn) > 1 else f"Loss of {drawn[0][0]}")
+        axes.xaxis.set_major_locator(_round_ticks())
+        axes.grid(axis="y", color="0.9")
+        axes.set_axisbelow(True)
+        axes.legend(handles=handles, fontsize=9)
+        hashes = [config_hash(run) or "unknown" for run in runs]
+        _footer(axes, f"config {', '.join(hashes[:8])}{' ...' if len(hashes) > 8 else ''}")
+    return axes
+
+
+def _name(run: Path) -> str:
+    """The run's own name; of runs/latest, that of the run it points at."""
+    return run.resolve().name
+
+
+# --- positions --------------------------------------------------------------------------------------------------------
+
+
+def position_table(source: StackConfig | Transformer, length: int | None = None) -> tuple[Tensor, str]:
+    """What is added to the embedding at each position, [P, M] float32, and its kind.
+
+    source: a stack's configuration (sinusoidal positions need no weights) or a network (its first stack that adds any).
+    length: P (None: the whole context). Raises UsageError for kinds that are not added, and where weights are missing.
+    """
+    if isinstance(source, Transformer):
+        embeddings = [source.encoder_embedding, source.decoder_embedding]
+        positions = [embedding.position for embedding in embeddings if embedding is not None]
+        config = next(iter(source.config.stacks.values()))
+        position: Position = next((p for p in positions if isinstance(p, Sinusoidal | Learned)), positions[0])
+    else:
+        config = source
+        with torch.device("meta"):
+            position = build(config.position, Dims(config.d_model, d_out=1, max_seq_len=config.max_seq_len))
+    if isinstance(position, Sinusoidal):
+        wanted = _length(length, config.max_seq_len)
+        return position.table(torch.arange(wanted)), "sinusoidal"
+    if not isinstance(position, Learned):
+        raise UsageError(
+            f"positions of kind {config.position.kind} are not added to the embedding, so there is no table to draw",
+            hint="model.position.kind=sinusoidal or learned",
+        )
+    if position.weight.is_meta:
+        raise UsageError("learned positions are in a model's weights, and this is a configuration", hint="a run folder")
+    wanted = _length(length, position.weight.shape[0])
+    return position.weight[:wanted].detach().float().cpu(), "learned"
+
+
+def _length(wanted: int | None, context: int) -> int:
+    if wanted is None:
+        return context
+    if not 1 <= wanted <= context:
+        raise UsageError(f"there are positions 1 to {context} to draw, got {wanted}")
+    return wanted
+
+
+def plot_positions(
+    table_PM: Tensor | NDArray[np.floating], kind: str, axes: Axes | None = None, *, footer: str = ""
+) -> Axes:
+    """The heat-map of positions, red below zero and blue above: position downwards, dimension to the right."""
+    values = np.asarray(table_PM, dtype=np.float32)
+    limit = 1.0 if kind == "sinusoidal" else max(float(np.abs(values).max()), 1e-12)
+    with rc_context(_STYLE):
+        axes = _axes(axes, 8.0, 5.2)
+        image = axes.imshow(
+            values, cmap="RdBu", vmin=-limit, vmax=limit, aspect="auto", interpolation="nearest", origin="upper"
+        )
+        axes.spines[:].set_visible(False)
+        axes.set_xlabel("dimension")
+        axes.set_ylabel("position")
+        axes.set_title(f"{kind.capitalize()} positions: {values.shape[0]} positions, {values.shape[1]} dimensions")
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_major_locator(_round_ticks())
+        figure = axes.get_figure()
+        assert figure is not None
+        figure.colorbar(image, ax=axes, label="value added to the embedding", pad=0.02)
+        if footer:
+            _footer(axes, footer)
+    return axes
+
+
+# --- masks ------------------------------------------------------------------------------------------------------------
+
+
+def mask_examples() -> dict[str, tuple[Rule, str]]:
+    """Title -> rule and what it means, for 12 slots."""
+    documents = torch.tensor([[0] * 4 + [1] * 5 + [2] * 3])
+    return {
+        "causal": (Causal(), "the past and itself"),
+        "causal, window of 4": (Causal() & Window(4), "the last 4 slots"),
+        "prefix of 5": (Causal() | Prefix(torch.tensor([5])), "both ways in the prefix, then causal"),
+        "causal, 3 documents": (Causal() & Documents(documents, documents), "the past of its own document"),
+        "both ways, window of 3": (Window(3), "2 slots to either side"),
+        "both ways, 8 tokens and padding": (Padding(torch.tensor([8])), "every slot that holds a token"),
+    }
+
+
+def plot_masks(length: int = 12) -> list[Axes]:
+    """Who may attend to whom under each kind of mask: a panel per rule, from the rules that the model itself uses."""
+    examples = mask_examples()
+    columns = 3
+    rows = math.ceil(len(examples) / columns)
+    with rc_context(_STYLE):
+        figure = _figure(9.6, 3.5 * rows + 0.5)
+        grid: list[Axes] = list(figure.subplots(rows, columns).flat)
+        for axes, (title, (rule, meaning)) in zip(grid, examples.items(), strict=True):
+            allowed_TS = Mask.square(rule, length, torch.device("cpu")).tensor()[0, 0].numpy()
+            axes.imshow(allowed_TS, cmap=ListedColormap([_HIDDEN, COLORS[0]]), vmin=0, vmax=1)
+            axes.set_title(title, fontsize=11)
+            axes.set_xlabel(f"key slot\n{meaning}", fontsize=9.5)
+            axes.set_ylabel("query slot", fontsize=9.5)
+            axes.set_xticks(range(0, length, 2))
+            axes.set_yticks(range(0, length, 2))
+            axes.set_xticks(np.arange(-0.5, length), minor=True)
+            axes.set_yticks(np.arange(-0.5, length), minor=True)
+            axes.grid(which="minor", color="white", linewidth=1.2)
+            axes.tick_params(which="both", length=0, labelsize=8.5)
+            axes.spines[:].set_visible(False)
+        figure.legend(
+            handles=[Patch(color=COLORS[0], label="may attend"), Patch(color=_HIDDEN, label="hidden")],
+            loc="outside lower center",
+            ncols=2,
+            fontsize=10,
+        )
+    return grid

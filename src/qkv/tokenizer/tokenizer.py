@@ -1,0 +1,299 @@
+"""`Tokenizer`: text <-> ids."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import operator
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
+from typing import SupportsIndex
+
+import tokenizers
+from tokenizers import pre_tokenizers
+
+from qkv.config.errors import UsageError
+from qkv.tokenizer import files, pieces, training
+from qkv.tokenizer.bpe import ByteBPE
+from qkv.tokenizer.decoding import TokenBytes
+from qkv.tokenizer.explain import Explanation, TextStats, byte_bpe, explain_text, text_stats
+from qkv.tokenizer.stream import StreamDecoder
+from qkv.tokenizer.text import BadBytes, Corpus, TextSource, check_text, chunks
+
+_LONG_TEXT = 1 << 20  # characters; beyond, a text is encoded in parts (with the same ids) to bound the memory
+
+
+class Tokenizer:
+    """Text to token ids and back: a thin face over a `tokenizers.Tokenizer`.
+
+    `roles` says what special tokens are for (pad, bos, eos, unk, mask, cls, sep -> token). Text that spells a special
+    token is ordinary text, unless `parse_special=True`. Byte-level kinds (bpe, byte) give every text back unchanged.
+    """
+
+    def __init__(self, text: str, *, kind: str, roles: Mapping[str, str]) -> None:
+        """`text`: a tokenizer in the JSON of the `tokenizers` library; truncation, padding and dropout are dropped."""
+        written = json.loads(text) | {"truncation": None, "padding": None}
+        if "dropout" in written["model"]:
+            written["model"]["dropout"] = None
+        self.kind = kind
+        self.roles = dict(roles)
+        self._text = json.dumps(written, ensure_ascii=False, indent=2)
+        self._backend = tokenizers.Tokenizer.from_str(self._text)
+        tree = json.loads(self._backend.to_str())  # as the library understands it: older files are spelled otherwise
+        vocab = self._backend.get_vocab(with_added_tokens=True)
+        self._tokens = {token_id: token for token, token_id in vocab.items()}
+        added = self._backend.get_added_tokens_decoder()
+        self._bytes = TokenBytes(self._tokens, frozenset(added), tree["decoder"])
+        special = {token_id for token_id, token in added.items() if token.special}
+        self.special_ids = frozenset(special.union(vocab[token] for token in self.roles.values()))
+        # an unknown word is part of the text: leaving it out of decoded text would hide that something is missing
+        unknown = set(self.roles.values()) - {token for role, token in self.roles.items() if role != "unk"}
+        self._skipped = self.special_ids - {vocab[token] for token in unknown}
+        self._cuttable = tree["normalizer"] is None and pieces.splits_as_trained(self._backend, kind, self.roles)
+        self._plain = self._plain_backend(tree["model"])
+
+    # --- make, load, save ---------------------------------------------------------------------------------------------
+
+    @classmethod
+    def train(
+        cls,
+        source: TextSource | Iterable[TextSource],
+        *,
+        kind: str = "bpe",
+        vocab_size: int | None = None,
+        special: Mapping[str, str] | None = None,
+        bad_bytes: BadBytes = "error",
+    ) -> Tokenizer:
+        """Learn a vocabulary of at most `vocab_size` ids (special tokens included) from texts and files.
+
+        A `str` is a text, a `Path` is a file (UTF-8, `.gz`, `.xz`) and is streamed. `kind` is bpe, unigram, wordpiece,
+        word, char or byte; without `vocab_size`, char keeps every character and the others have 4,096 ids. `special`
+        maps roles to tokens (default: `training.DEFAULT_SPECIAL`). The same text gives the same tokenizer.
+        Raises UsageError, NotFoundError, and QkvError with file and byte for text that is not UTF-8.
+        """
+        roles = dict(training.DEFAULT_SPECIAL if special is None else special)
+        if unknown := roles.keys() - set(files.ROLES):
+            raise UsageError(f"special tokens have no role {sorted(unknown)[0]!r}", hint=", ".join(files.ROLES))
+        backend = training.train(Corpus(source, bad_bytes), kind, vocab_size, roles)
+        roles = {role: token for role, token in roles.items() if backend.token_to_id(token) is not None}
+        return cls(backend.to_str(), kind=kind, roles=roles)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Tokenizer:
+        """The tokenizer in a folder or a `tokenizer.json`, ours or Hugging Face's. Never touches the network.
+
+        Raises NotFoundError, and QkvError that tells "not supported" from "damaged".
+        """
+        text, kind, roles = files.read(path)
+        return cls(text, kind=kind, roles=roles)
+
+    def save(self, folder: str | os.PathLike[str]) -> None:
+        """Write `tokenizer.json` and `tokenizer_config.json`, each whole or not at all. `transformers` reads them."""
+        files.write(folder, self._text, self.kind, self.roles)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _rebuild, (self._text, self.kind, self.roles)
+
+    def __repr__(self) -> str:
+        return f"Tokenizer(kind={self.kind!r}, vocab_size={self.vocab_size})"
+
+    # --- vocabulary ---------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def vocab_size(self) -> int:
+        """The largest id + 1: the rows an embedding needs."""
+        return max(self._tokens) + 1
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """SHA-256 of the saved form, in hexadecimal."""
+        form = json.dumps([self._text, self.kind, sorted(self.roles.items())])
+        return hashlib.sha256(form.encode()).hexdigest()
+
+    @property
+    def pad_id(self) -> int | None:
+        """Padding; None when there is no such token, as for the following."""
+        return self._role_id("pad")
+
+    @property
+    def bos_id(self) -> int | None:
+        """Beginning of a text."""
+        return self._role_id("bos")
+
+    @property
+    def eos_id(self) -> int | None:
+        """End of a text."""
+        return self._role_id("eos")
+
+    @property
+    def unk_id(self) -> int | None:
+        """What the vocabulary does not hold; None for byte-level kinds."""
+        return self._role_id("unk")
+
+    @property
+    def mask_id(self) -> int | None:
+        """A token to be guessed."""
+        return self._role_id("mask")
+
+    @property
+    def cls_id(self) -> int | None:
+        """The first token of an encoder's input, which stands for the whole; <bos> in tokenizers trained here."""
+        return self._role_id("cls")
+
+    @property
+    def sep_id(self) -> int | None:
+        """The end of a segment of an encoder's input; <eos> in tokenizers trained here."""
+        return self._role_id("sep")
+
+    def _role_id(self, role: str) -> int | None:
+        token = self.roles.get(role)
+        return None if token is None else self._backend.token_to_id(token)
+
+    def id_to_token(self, token_id: SupportsIndex) -> str:
+        """The token as the file spells it. Raises UsageError outside the vocabulary."""
+        return self._tokens[self._known(token_id)]
+
+    def token_to_id(self, token: str) -> int | None:
+        """The id of a token as the file spells it, or None."""
+        return self._backend.token_to_id(token)
+
+    def token_bytes(self, token_id: SupportsIndex) -> bytes:
+        """The bytes a token adds to a text that it does not begin. Raises UsageError outside the vocabulary."""
+        return self._bytes(self._known(token_id), False)
+
+    def _known(self, token_id: SupportsIndex) -> int:
+        number = operator.index(token_id)
+        if number not in self._tokens:
+            raise UsageError(f"token id {number} is not in the vocabulary: ids are 0 to {self.vocab_size - 1}")
+        return number
+
+    # --- text -> ids --------------------------------------------------------------------------------------------------
+
+    def encode(
+        self, text: str, *, parse_special: bool = False, add_special: bool = False, strict: bool = False
+    ) -> list[int]:
+        """Token ids of `text`.
+
+        `parse_special`: a spelled special token becomes its id. `add_special`: with the tokens that the tokenizer's
+        template puts around a text, never a second <bos>. `strict`: an unknown character is a UsageError naming it,
+        instead of `unk_id`. Raises UsageError for text with lone surrogates.
+        """
+        backend = self._backend if parse_special else self._plain
+        parts: Iterable[str] = [text]
+        if self._cuttable and len(text) > _LONG_TEXT:
+            parts = chunks(parts, _LONG_TEXT, cut_runs=self.kind in ("char", "byte") and not parse_special)
+        try:
+            ids = [token_id for part in parts for token_id in backend.encode(part, add_special_tokens=False).ids]
+        except TypeError:
+            check_text(text)
+            raise
+        return self._finished(text, ids, backend, add_special, strict)
+
+    def encode_batch(
+        self, texts: Sequence[str], *, parse_special: bool = False, add_special: bool = False, strict: bool = False
+    ) -> list[list[int]]:
+        """`encode` of each text, on all cores."""
+        if any(len(text) > _LONG_TEXT for text in texts):
+            return [
+                self.encode(text, parse_special=parse_special, add_special=add_special, strict=strict) for text in texts
+            ]
+        backend = self._backend if parse_special else self._plain
+        try:
+            encodings = backend.encode_batch_fast(list(texts), add_special_tokens=False)
+        except TypeError:
+            for text in texts:
+                check_text(text)
+            raise
+        return [
+            self._finished(text, encoding.ids, backend, add_special, strict)
+            for text, encoding in zip(texts, encodings, strict=True)
+        ]
+
+    def _finished(
+        self, text: str, ids: list[int], backend: tokenizers.Tokenizer, add_special: bool, strict: bool
+    ) -> list[int]:
+        if strict:
+            self._check_known(text, ids, backend)
+        if not add_special:
+            return ids
+        before, after = self._template
+        start = [] if ids[: len(before)] == before else before
+        end = [] if ids[len(ids) - len(after) :] == after else after
+        return [*start, *ids, *end]
+
+    def _check_known(self, text: str, ids: list[int], backend: tokenizers.Tokenizer) -> None:
+        if self.unk_id is None or self.unk_id not in ids:
+            return
+        encoding = backend.encode(text, add_special_tokens=False)
+        start, end = encoding.offsets[encoding.ids.index(self.unk_id)]
+        unknown = text[start:end]
+        code = f" (U+{ord(unknown):04X})" if len(unknown) == 1 else ""
+        raise UsageError(f"{unknown!r}{code} is not in the vocabulary of {self!r}", where=f"character {start}")
+
+    @cached_property
+    def _template(self) -> tuple[list[int], list[int]]:
+        """What the post-processor puts before and after a text."""
+        for text in ("a", *self._tokens.values()):  # whichever gives an id
+            bare, full = (self._plain.encode(text, add_special_tokens=add).ids for add in (False, True))
+            if bare:
+                start = next(n for n in range(len(full)) if full[n : n + len(bare)] == bare)
+                return full[:start], full[start + len(bare) :]
+        return [], []
+
+    def _plain_backend(self, model: Mapping[str, object]) -> tokenizers.Tokenizer:
+        """The tokenizer for which special tokens are ordinary text."""
+        plain = tokenizers.Tokenizer.from_str(self._text)
+        plain.encode_special_tokens = True
+        if model["type"] != "BPE" or model.get("ignore_merges"):
+            # such a model knows special tokens as words; keep plain text from matching them
+            special = pieces.guard(self._tokens[token_id] for token_id in sorted(self.special_ids))
+            first = [] if plain.pre_tokenizer is None else [plain.pre_tokenizer]
+            plain.pre_tokenizer = pre_tokenizers.Sequence([*first, special])
+        return plain
+
+    # --- ids -> text --------------------------------------------------------------------------------------------------
+
+    def decode(self, ids: Iterable[SupportsIndex], *, skip_special: bool = True) -> str:
+        """The text of `ids`, spaces untouched; bytes that are no character become U+FFFD.
+
+        Special tokens are left out unless `skip_special=False`; an unknown word stays, as its token's spelling.
+        Raises UsageError naming an id outside the vocabulary.
+        """
+        return self.decode_bytes(ids, skip_special=skip_special).decode(errors="replace")
+
+    def decode_bytes(self, ids: Iterable[SupportsIndex], *, skip_special: bool = True) -> bytes:
+        """The bytes of `ids`; see `decode`."""
+        parts: list[bytes] = []
+        for token_id in ids:
+            part = self._piece(token_id, not parts, skip_special)
+            if part is not None:
+                parts.append(part)
+        return b"".join(parts)
+
+    def stream(self, *, skip_special: bool = True) -> StreamDecoder:
+        """A decoder for ids that come one by one."""
+        return StreamDecoder(lambda token_id, first: self._piece(token_id, first, skip_special))
+
+    def _piece(self, token_id: SupportsIndex, first: bool, skip_special: bool) -> bytes | None:
+        number = self._known(token_id)
+        return None if skip_special and number in self._skipped else self._bytes(number, first)
+
+    # --- look inside --------------------------------------------------------------------------------------------------
+
+    def explain(self, text: str) -> Explanation:
+        """The pieces of `text`, their tokens and, for byte-level BPE, each merge in the order it happens."""
+        check_text(text)
+        return explain_text(self._plain, self.kind, text, self._bytes, self._twin)
+
+    @cached_property
+    def _twin(self) -> ByteBPE | None:
+        return byte_bpe(self._backend)
+
+    def stats(self, source: TextSource | Iterable[TextSource], *, bad_bytes: BadBytes = "error") -> TextStats:
+        """How many tokens texts (`str`) and files (`Path`) take, for Chinese and for other characters."""
+        return text_stats(self._plain, Corpus(source, bad_bytes), self.unk_id)
+
+
+def _rebuild(text: str, kind: str, roles: Mapping[str, str]) -> Tokenizer:
+    return Tokenizer(text, kind=kind, roles=roles)

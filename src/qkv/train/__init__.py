@@ -1,0 +1,1 @@
+"""The loop that trains every family, and what it leaves behind."""

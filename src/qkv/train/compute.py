@@ -1,0 +1,79 @@
+"""How a run computes: device, precision, compilation, each by a stated rule that is printed."""
+
+from __future__ import annotations
+
+import shutil
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from qkv.config.errors import UsageError
+from qkv.config.run import TrainConfig
+from qkv.nn.block import Block
+from qkv.nn.device import choose_device, choose_dtype, multiplies_bf16
+from qkv.nn.transformer import Transformer
+
+REPAYS_COMPILING = {"cpu": 4e13, "cuda": 1e16}
+"""Floating-point operations of a whole run from which compiling saves more than the half minute or so it costs."""
+
+
+@dataclass(frozen=True)
+class Compute:
+    """Where and how: weights stay float32, and `dtype` is what matrices are multiplied in."""
+
+    device: torch.device
+    dtype: torch.dtype
+    compiled: bool
+    why: tuple[str, ...]
+
+    def autocast(self) -> AbstractContextManager[object]:
+        """The context that forward passes run in."""
+        if self.dtype == torch.float32:
+            return nullcontext()
+        return torch.autocast(self.device.type, dtype=self.dtype)
+
+
+def choose_compute(config: TrainConfig, network: Transformer, compiled: bool | None = None) -> Compute:
+    """Apply the rules; `compiled` not None is what the run decided when it began, and stands."""
+    device = choose_device(config.device)
+    dtype = choose_dtype(config.precision, device)
+    threads = f", {torch.get_num_threads()} threads" if device.type == "cpu" else ""
+    name = "bf16" if dtype == torch.bfloat16 else "fp32"
+    reason = "asked for"
+    if config.precision == "auto":
+        reason = f"auto: the hardware {'multiplies' if multiplies_bf16(device) else 'does not multiply'} bfloat16"
+    if compiled is None:
+        compiled, why = _repays(config, network, device)
+    else:
+        why = "as the run began"
+    state = "compiled" if compiled else "eager"
+    return Compute(device, dtype, compiled, (f"device {device}{threads}", f"{name} ({reason})", f"{state} ({why})"))
+
+
+def _repays(config: TrainConfig, network: Transformer, device: torch.device) -> tuple[bool, str]:
+    compiler = device.type != "cpu" or any(shutil.which(name) for name in ("c++", "g++", "clang++"))
+    if config.compile == "on":
+        if not compiler:
+            raise UsageError(
+                "train.compile is on, and there is no C++ compiler", hint="installing g++, or compile=auto"
+            )
+        return True, "asked for"
+    if config.compile == "off":
+        return False, "asked for"
+    if not compiler:
+        return False, "auto: no C++ compiler"
+    matrices = sum(parameter.numel() for parameter in network.parameters() if parameter.dim() >= 2)
+    operations = 6 * matrices * config.batch_tokens * config.steps
+    enough = REPAYS_COMPILING.get(device.type, float("inf"))
+    verdict: Literal["repays", "does not repay"] = "repays" if operations >= enough else "does not repay"
+    return operations >= enough, f"auto: a run of {operations:.1e} operations {verdict} compiling"
+
+
+def compile_blocks(network: Transformer) -> None:
+    """Compile the block once for all layers, and the head with its loss."""
+    for module in network.modules():
+        if isinstance(module, Block):
+            module.compile()
+    network.loss = torch.compile(network.loss)  # type: ignore[method-assign]

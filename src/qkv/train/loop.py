@@ -1,0 +1,398 @@
+"""The one training loop: every family and objective goes through it.
+
+A step is a list of micro-batches. The loss is the sum over all target tokens of the step, divided once by their number,
+so that the gradient does not depend on how the step is split. What a run needs to go on exactly where it stopped is in
+its checkpoint: weights, optimiser, generators, the place in the data.
+"""
+
+from __future__ import annotations
+
+import math
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import nn
+
+from qkv.checkpoint.store import find_checkpoint, load_checkpoint, read_tensors, save_checkpoint
+from qkv.config.base import EVERY_PACKAGE
+from qkv.config.errors import ConfigError, QkvError, UsageError
+from qkv.config.paths import cache_folder
+from qkv.config.run import Config
+from qkv.data.batches import Batch, BatchLoader, validation_batches
+from qkv.data.prepare import Prepared, prepare
+from qkv.data.tokenizers import tokenizer_for
+from qkv.nn.transformer import Output, Transformer
+from qkv.tokenizer.tokenizer import Tokenizer
+from qkv.train.compute import Compute, choose_compute, compile_blocks
+from qkv.train.optimizer import build_optimizer
+from qkv.train.run_folder import RunFolder
+from qkv.train.schedule import share_of_peak
+
+Listener = Callable[[dict[str, Any]], None]
+"""Told what happens: {"event": "start" | "note" | "train" | "validation" | "checkpoint" | "end", ...}."""
+
+
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C, after the run was saved; `run` is its folder."""
+
+    def __init__(self, run: Path) -> None:
+        super().__init__()
+        self.run = run
+
+
+@dataclass(frozen=True)
+class Run:
+    """What training leaves: the run folder, the last step, its losses (nats per target token)."""
+
+    path: Path
+    step: int
+    loss: float | None
+    val_loss: float | None
+
+
+def fit(
+    config: Config,
+    *,
+    run_dir: str | Path | None = None,
+    name: str = "run",
+    listener: Listener | None = None,
+) -> Run:
+    """Train a new model as `config` says, in a new run folder (`run_dir`, or one under runs/).
+
+    Raises QkvError for what cannot be trained; Interrupted after Ctrl-C, when everything has been saved.
+    """
+    tokenizer = tokenizer_for(config, cache_folder())
+    config = _sized(config, tokenizer)
+    prepared = prepare(config, tokenizer, cache_folder() / "data")
+    generator = torch.Generator().manual_seed(config.train.seed)
+    network = Transformer(config.model, generator=generator)
+    compute = choose_compute(config.train, network)
+    trainer = Trainer(config, network, tokenizer, prepared, compute, listener)
+    run = RunFolder.create(config, name, Path(run_dir) if run_dir else None)
+    return trainer.run_in(run)
+
+
+def resume(run_dir: str | Path, *, steps: int | None = None, listener: Listener | None = None) -> Run:
+    """Go on with a run from its newest checkpoint, inside its folder; only the number of steps may change.
+
+    On one CPU the result is bit for bit that of a run that never stopped.
+    """
+    folder = find_checkpoint(Path(run_dir), newest=True)
+    # the run's own configuration: its import paths were the user's choice when the run began
+    loaded = load_checkpoint(folder, allow=EVERY_PACKAGE)
+    training = read_tensors(folder / "training.safetensors")
+    config = loaded.config
+    if steps is not None:
+        config = config.model_copy(update={"train": config.train.model_copy(update={"steps": steps})})
+    if loaded.tokenizer is None:
+        raise QkvError("the checkpoint has no tokenizer", where=str(folder))
+    prepared = prepare(config, loaded.tokenizer, cache_folder() / "data")
+    told = loaded.state.get("data")
+    if told != prepared.fingerprint:
+        raise QkvError(
+            "the training data are not what they were when the run began",
+            where=str(folder),
+            hint="the same files, or a new run that starts from this model",
+        )
+    compute = choose_compute(config.train, loaded.network, compiled=bool(loaded.state["compiled"]))
+    trainer = Trainer(config, loaded.network, loaded.tokenizer, prepared, compute, listener)
+    trainer.take_up(loaded.state, training)
+    run = RunFolder(folder.parent.parent)
+    run.forget_after(trainer.step)
+    return trainer.run_in(run)
+
+
+def _sized(config: Config, tokenizer: Tokenizer) -> Config:
+    """The configuration with the tokenizer's vocabulary size where none was given."""
+    size = config.model.vocab_size
+    if size is not None and size < tokenizer.vocab_size:
+        raise ConfigError(
+            f"`model.vocab_size` is {size}, and the tokenizer has {tokenizer.vocab_size} ids",
+            hint="model.vocab_size=null to take the tokenizer's",
+        )
+    return config.model_copy(update={"model": config.model.with_vocab_size(tokenizer.vocab_size)})
+
+
+class Trainer:
+    """A network in training: everything that changes from step to step, and how it is saved."""
+
+    def __init__(
+        self,
+        config: Config,
+        network: Transformer,
+        tokenizer: Tokenizer,
+        prepared: Prepared,
+        compute: Compute,
+        listener: Listener | None = None,
+    ) -> None:
+        if config.objective is None:
+            raise UsageError(f"there is no objective yet for a model of family {config.model.family}")
+        self.config, self.tokenizer, self.prepared, self.compute = config, tokenizer, prepared, compute
+        self.network = network.to(compute.device)
+        self.network.label_smoothing = config.train.label_smoothing
+        self.tell: Listener = listener or (lambda event: None)
+        self.objective = config.objective
+        length = config.model.max_seq_len
+        self.loader = BatchLoader(
+            prepared.train,
+            self.objective,
+            tokenizer,
+            max_seq_len=length,
+            batch_tokens=config.train.batch_tokens,
+            micro_batch_tokens=config.train.micro_batch_tokens,
+            seed=config.train.seed,
+        )
+        self.optimizer = build_optimizer(config.train.optimizer, self.network)
+        if compute.compiled:
+            compile_blocks(self.network)
+        self.step = 0
+        self.tokens = 0
+        self.loss: float | None = None
+        self.val_loss: float | None = None
+        self.seconds = 0.0
+        self._dropout = _generator_state(config.train.seed, compute.device)
+
+    # --- the loop -----------------------------------------------------------------------------------------------------
+
+    def run_in(self, run: RunFolder) -> Run:
+        """Take the remaining steps, logging and saving in `run`."""
+        train = self.config.train
+        if self.step >= train.steps:
+            raise UsageError(
+                f"the run has taken all its {self.step} steps", where=str(run.path), hint="train.steps=N for more"
+            )
+        run.require_space(2 * self._checkpoint_bytes())
+        self._tell_start(run)
+        with _global_generators(self), _interrupts() as interrupted:
+            while self.step < train.steps:
+                self._log_step(run, self.take_step())
+                last = self.step == train.steps
+                stopping = interrupted()
+                if self.has_validation and (last or _due(self.step, train.eval_every)):
+                    self._log_validation(run)
+                if last or stopping or _due(self.step, train.save_every):
+                    self.save(run)
+                if stopping and not last:
+                    raise Interrupted(run.path)
+        self.tell({"event": "end", "run": str(run.path), "step": self.step, "seconds": self.seconds})
+        return Run(run.path, self.step, self.loss, self.val_loss)
+
+    def take_step(self) -> dict[str, Any]:
+        """One update of the weights. Returns its metrics."""
+        started = time.perf_counter()
+        batches = next(self.loader)
+        targets = sum(batch.target_count for batch in batches)
+        self.network.train()
+        total = 0.0
+        for batch in batches:
+            output = self._forward(batch)
+            (output.loss_sum / targets).backward()  # type: ignore[no-untyped-call]
+            total += output.loss_sum.item()
+        loss = total / targets
+        if not math.isfinite(loss):
+            raise QkvError(
+                f"the loss is {loss} at step {self.step + 1}",
+                hint="a lower learning rate, or train.clip=1.0; the last checkpoint is intact",
+            )
+        parameters = [parameter for parameter in self.network.parameters() if parameter.grad is not None]
+        clip = self.config.train.clip
+        norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+        if clip is not None:
+            nn.utils.clip_grads_with_norm_(parameters, clip, norm)
+        self.step += 1
+        share = share_of_peak(self.config.train.schedule, self.step, self.config.train.steps)
+        lr = self.optimizer.step(share)
+        self.optimizer.zero_grad()
+        self.tokens += targets
+        self.loss = loss
+        elapsed = time.perf_counter() - started
+        self.seconds += elapsed
+        return {
+            "step": self.step,
+            "loss": loss,
+            "lr": lr,
+            "grad_norm": norm.item(),
+            "tokens": self.tokens,
+            "tokens_per_second": targets / elapsed,
+        }
+
+    def _forward(self, batch: Batch) -> Output:
+        batch = batch.to(self.compute.device)
+        with self.compute.autocast():
+            output: Output = self.network(
+                batch.inputs,
+                labels=batch.labels,
+                documents=batch.documents,
+                positions=batch.positions,
+                lengths=batch.lengths,
+            )
+        return output
+
+    # --- validation ---------------------------------------------------------------------------------------------------
+
+    @property
+    def has_validation(self) -> bool:
+        return self.prepared.validation is not None and self.prepared.validation.num_tokens > 0
+
+    @torch.no_grad()
+    def validate(self, max_batches: int | None = None) -> float:
+        """The mean loss over the targets held out, without dropout or label smoothing; draws nothing at random."""
+        corpus = self.prepared.validation
+        assert corpus is not None
+        rows = self.config.train.micro_batch_tokens or self.config.train.batch_tokens
+        batches = validation_batches(
+            corpus, self.objective, self.tokenizer, max_seq_len=self.config.model.max_seq_len, batch_tokens=rows
+        )
+        self.network.eval()
+        smoothing, self.network.label_smoothing = self.network.label_smoothing, 0.0
+        total, count = 0.0, 0
+        for index, batch in enumerate(batches):
+            if max_batches is not None and index >= max_batches:
+                break
+            total += self._forward(batch).loss_sum.item()
+            count += batch.target_count
+        self.network.label_smoothing = smoothing
+        return total / count
+
+    def _probe(self) -> float | None:
+        """The loss on one fixed batch: saved, and computed again on resuming, so that one sees it is the same model."""
+        return self.validate(max_batches=1) if self.has_validation else None
+
+    # --- what is written ----------------------------------------------------------------------------------------------
+
+    def _tell_start(self, run: RunFolder) -> None:
+        validation = self.prepared.validation
+        self.tell(
+            {
+                "event": "start",
+                "run": str(run.path),
+                "step": self.step,
+                "steps": self.config.train.steps,
+                "parameters": sum(parameter.numel() for parameter in self.network.parameters()),
+                "train_tokens": self.prepared.train.num_tokens,
+                "validation_tokens": validation.num_tokens if validation is not None else 0,
+                "compute": list(self.compute.why),
+                "optimizer": self.optimizer.describe(),
+            }
+        )
+
+    def _log_step(self, run: RunFolder, metrics: dict[str, Any]) -> None:
+        if self.step == 1 or self.step == self.config.train.steps or _due(self.step, self.config.train.log_every):
+            run.log(metrics)
+            self.tell({"event": "train", **metrics})
+
+    def _log_validation(self, run: RunFolder) -> None:
+        self.val_loss = self.validate()
+        record = {"step": self.step, "tokens": self.tokens, "val_loss": self.val_loss}
+        run.log(record)
+        self.tell({"event": "validation", **record})
+
+    def save(self, run: RunFolder) -> Path:
+        """Write a complete checkpoint of this step and drop those that rotation drops."""
+        path = run.checkpoint_path(self.step)
+        training = self.optimizer.state()
+        training |= {f"generator/{name}": state for name, state in _read_generators(self.compute.device).items()}
+        state = {
+            "step": self.step,
+            "tokens": self.tokens,
+            "loss": self.loss,
+            "val_loss": self.val_loss,
+            "seconds": self.seconds,
+            "probe_loss": self._probe(),
+            "compiled": self.compute.compiled,
+            "loader": self.loader.state_dict(),
+            "data": self.prepared.fingerprint,
+        }
+        save_checkpoint(path, self.network, self.config, self.tokenizer, training=training, state=state)
+        run.rotate(self.config.train.keep)
+        self.tell({"event": "checkpoint", "step": self.step, "path": str(path)})
+        return path
+
+    def take_up(self, state: dict[str, Any], training: dict[str, torch.Tensor]) -> None:
+        """Continue from what `save` wrote."""
+        self.step, self.tokens, self.seconds = int(state["step"]), int(state["tokens"]), float(state["seconds"])
+        self.loss, self.val_loss = state["loss"], state["val_loss"]
+        self.loader.load_state_dict(state["loader"])
+        self.optimizer.load_state(training)
+        generators = {key.partition("/")[2]: value for key, value in training.items() if key.startswith("generator/")}
+        if "cpu" not in generators:
+            raise QkvError("the generators' states are missing from training.safetensors")
+        self._dropout = generators
+        probe, told = self._probe(), state["probe_loss"]
+        if probe is not None and told is not None:
+            self.tell({"event": "note", "text": f"loss on the fixed batch: {told:.6f} when saved, {probe:.6f} now"})
+            if abs(probe - told) > 1e-2 * max(abs(told), 1.0):
+                raise QkvError(f"the model that was loaded is not the one that was saved ({told:.6f}, {probe:.6f})")
+
+    def _checkpoint_bytes(self) -> int:
+        return sum(3 * 4 * parameter.numel() for parameter in self.network.parameters())
+
+
+def _due(step: int, every: int | None) -> bool:
+    return every is not None and step % every == 0
+
+
+# --- global generators and signals ------------------------------------------------------------------------------------
+
+
+def _read_generators(device: torch.device) -> dict[str, torch.Tensor]:
+    states = {"cpu": torch.get_rng_state()}
+    if device.type == "cuda":
+        states["cuda"] = torch.cuda.get_rng_state(device)
+    return states
+
+
+def _write_generators(states: dict[str, torch.Tensor], device: torch.device) -> None:
+    torch.set_rng_state(states["cpu"])
+    if "cuda" in states and device.type == "cuda":
+        torch.cuda.set_rng_state(states["cuda"], device)
+
+
+def _generator_state(seed: int, device: torch.device) -> dict[str, torch.Tensor]:
+    """The states that dropout starts from, leaving the caller's as they are."""
+    before = _read_generators(device)
+    torch.manual_seed(seed)
+    states = _read_generators(device)
+    _write_generators(before, device)
+    return states
+
+
+@contextmanager
+def _global_generators(trainer: Trainer) -> Iterator[None]:
+    """Dropout draws from torch's global generators: lend them to the run, and give the caller's back."""
+    device = trainer.compute.device
+    before = _read_generators(device)
+    _write_generators(trainer._dropout, device)
+    try:
+        yield
+    finally:
+        _write_generators(before, device)
+
+
+@contextmanager
+def _interrupts() -> Iterator[Callable[[], bool]]:
+    """The first Ctrl-C is remembered until the step is done; a second one stops at once."""
+    received = False
+
+    def remember(number: int, frame: FrameType | None) -> None:
+        nonlocal received
+        if received:
+            raise KeyboardInterrupt
+        received = True
+
+    try:
+        before = signal.signal(signal.SIGINT, remember)
+    except ValueError:  # not in the main thread: nobody can press Ctrl-C here
+        yield lambda: False
+        return
+    try:
+        yield lambda: received
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -1,0 +1,124 @@
+"""From gradients to weights: which parameters are updated how, and the optimiser's state by name.
+
+Weight decay acts on matrices only. Muon takes the matrices inside the stacks; embeddings, heads and vectors stay with
+AdamW. A tied matrix is one parameter and is updated once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from functools import singledispatch
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer as TorchOptimizer
+
+from qkv.config.errors import QkvError
+from qkv.config.run import AdamWConfig, MuonConfig, OptimizerConfig
+from qkv.nn.block import Block
+from qkv.nn.transformer import Transformer
+
+Named = dict[str, nn.Parameter]
+
+
+class Optimizer:
+    """One or two torch optimisers driven as one, with one schedule and one state."""
+
+    def __init__(self, network: Transformer, optimizers: list[TorchOptimizer]) -> None:
+        self.names = {id(parameter): name for name, parameter in network.named_parameters()}
+        self.optimizers = optimizers
+        self.peaks = [[float(group["lr"]) for group in optimizer.param_groups] for optimizer in optimizers]
+
+    def step(self, share: float) -> float:
+        """Update every weight with `share` of the peak learning rates. Returns the first group's learning rate."""
+        for optimizer, peaks in zip(self.optimizers, self.peaks, strict=True):
+            for group, peak in zip(optimizer.param_groups, peaks, strict=True):
+                group["lr"] = peak * share
+            optimizer.step()
+        return self.peaks[0][0] * share
+
+    def zero_grad(self) -> None:
+        """Drop all gradients."""
+        for optimizer in self.optimizers:
+            optimizer.zero_grad(set_to_none=True)
+
+    def describe(self) -> list[str]:
+        """One line per parameter group."""
+        lines = []
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                size = sum(parameter.numel() for parameter in group["params"])
+                lines.append(
+                    f"{type(optimizer).__name__}: {len(group['params'])} tensors, {size:,} values, "
+                    f"lr {group['lr']:g}, weight decay {group['weight_decay']:g}"
+                )
+        return lines
+
+    def state(self) -> dict[str, Tensor]:
+        """Everything the optimisers remember, as tensors by parameter name."""
+        tensors: dict[str, Tensor] = {}
+        for optimizer in self.optimizers:
+            for parameter, remembered in optimizer.state.items():
+                for key, value in remembered.items():
+                    name = f"optimizer/{self.names[id(parameter)]}/{key}"
+                    tensors[name] = value if isinstance(value, Tensor) else torch.tensor(value, dtype=torch.float64)
+        return tensors
+
+    def load_state(self, tensors: Mapping[str, Tensor]) -> None:
+        """Take back what `state` gave. Raises QkvError naming a part that is missing."""
+        by_name: dict[str, dict[str, Tensor]] = {}
+        for path, value in tensors.items():
+            kind, _, rest = path.partition("/")
+            if kind == "optimizer":
+                name, _, key = rest.rpartition("/")
+                by_name.setdefault(name, {})[key] = value
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                for parameter in group["params"]:
+                    name = self.names[id(parameter)]
+                    if name not in by_name:
+                        raise QkvError(
+                            f"the optimiser's state of {name} is missing", hint="resuming with the run's own optimiser"
+                        )
+                    optimizer.state[parameter] = {
+                        # step counters stay where the optimiser keeps them; moments live with their parameter
+                        key: value.clone() if value.dim() == 0 else value.to(parameter.device).clone()
+                        for key, value in by_name[name].items()
+                    }
+
+
+@singledispatch
+def build_optimizer(config: OptimizerConfig, network: Transformer) -> Optimizer:
+    """The optimiser that `config` describes, over every parameter of `network`."""
+    raise TypeError(f"no optimiser is registered for {type(config).__name__}")
+
+
+@build_optimizer.register
+def _adamw(config: AdamWConfig, network: Transformer) -> Optimizer:
+    parameters = dict(network.named_parameters())
+    return Optimizer(network, [_adam(parameters.values(), config, config.lr)])
+
+
+@build_optimizer.register
+def _muon(config: MuonConfig, network: Transformer) -> Optimizer:
+    """Jordan et al. 2024, as torch.optim.Muon: each update is roughly orthogonalised."""
+    hidden: Named = {}
+    for name, module in network.named_modules():
+        if isinstance(module, Block):
+            for inner, parameter in module.named_parameters():
+                if parameter.dim() == 2:
+                    hidden[f"{name}.{inner}"] = parameter
+    rest = [parameter for name, parameter in network.named_parameters() if name not in hidden]
+    muon = torch.optim.Muon(hidden.values(), lr=config.lr, weight_decay=config.weight_decay, momentum=config.momentum)
+    return Optimizer(network, [muon, _adam(rest, config, config.adam_lr)])
+
+
+def _adam(parameters: Iterable[nn.Parameter], config: AdamWConfig | MuonConfig, lr: float) -> TorchOptimizer:
+    parameters = list(parameters)
+    groups: list[dict[str, Any]] = [
+        {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": config.weight_decay},
+        {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
+    ]
+    groups = [group for group in groups if group["params"]]
+    return torch.optim.AdamW(groups, lr=lr, betas=config.betas, eps=config.eps, fused=True)

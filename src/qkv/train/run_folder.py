@@ -1,0 +1,149 @@
+"""The folder a run leaves behind: configuration, metrics, environment, checkpoints."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import secrets
+import shutil
+import subprocess
+import sys
+from datetime import datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from qkv.checkpoint.store import best_of, checkpoints_of
+from qkv.config.errors import ConflictError, QkvError
+from qkv.config.run import Config
+
+
+class RunFolder:
+    """A run's place on disk. `create` makes a new one; the constructor opens one that is there."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @classmethod
+    def create(cls, config: Config, name: str, path: Path | None = None) -> RunFolder:
+        """A new run folder: `path` itself, or runs/<date>_<name>_<id>, to which runs/latest then points.
+
+        Raises ConflictError where something is there already.
+        """
+        chosen = path or Path("runs") / f"{datetime.now():%Y-%m-%d_%H%M%S}_{name}_{secrets.token_hex(2)}"
+        if chosen.exists() and (not chosen.is_dir() or any(chosen.iterdir())):
+            raise ConflictError(
+                "the run folder is not empty",
+                where=str(chosen),
+                hint=f"`qkv train --resume {chosen}` to go on with the run that is there, or another --run-dir",
+            )
+        try:
+            (chosen / "checkpoints").mkdir(parents=True)
+            (chosen / "samples").mkdir()
+            (chosen / "config.yaml").write_text(config.to_yaml(), encoding="utf-8")
+            (chosen / "env.json").write_text(json.dumps(environment(config), indent=1) + "\n", encoding="utf-8")
+            if path is None:
+                _point_latest(chosen)
+        except OSError as error:
+            raise QkvError(f"the run folder cannot be made: {error.strerror}", where=str(chosen)) from None
+        return cls(chosen)
+
+    @property
+    def checkpoints(self) -> list[Path]:
+        """The complete checkpoints, oldest first."""
+        return checkpoints_of(self.path)
+
+    def checkpoint_path(self, step: int) -> Path:
+        """Where the checkpoint of `step` belongs."""
+        return self.path / "checkpoints" / f"step-{step:06d}"
+
+    def log(self, record: dict[str, Any]) -> None:
+        """Append one line to metrics.jsonl."""
+        with (self.path / "metrics.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps(record) + "\n")
+
+    def forget_after(self, step: int) -> None:
+        """Drop metrics of steps that an interrupted run took after its last checkpoint: they will be taken again."""
+        path = self.path / "metrics.jsonl"
+        if not path.is_file():
+            return
+        kept = []
+        for line in path.read_text(encoding="utf-8").splitlines():
+            try:
+                record = json.loads(line)
+            except ValueError:  # a line cut off by a kill
+                continue
+            if record.get("step", 0) <= step:
+                kept.append(line + "\n")
+        beside = path.with_suffix(".tmp")
+        beside.write_text("".join(kept), encoding="utf-8")
+        beside.replace(path)
+
+    def rotate(self, keep: int) -> None:
+        """Delete old checkpoints: the newest `keep` and the best by validation stay. Clears half-written ones."""
+        checkpoints = self.checkpoints
+        if not checkpoints:
+            return
+        kept = {*checkpoints[-keep:], best_of(checkpoints)}
+        for path in checkpoints:
+            if path not in kept:
+                # state.json goes first, so that a half-deleted checkpoint is not taken for a whole one
+                (path / "state.json").unlink()
+                shutil.rmtree(path)
+        for leftover in (self.path / "checkpoints").glob(".step-*.tmp-*"):
+            shutil.rmtree(leftover, ignore_errors=True)
+
+    def require_space(self, needed: int) -> None:
+        """Raise QkvError unless the disk has room for `needed` bytes."""
+        free = shutil.disk_usage(self.path).free
+        if free < needed:
+            raise QkvError(
+                f"the checkpoints need {needed / 1e6:,.0f} MB, and the disk has {free / 1e6:,.0f} MB free",
+                where=str(self.path),
+                hint="freeing space, or another --run-dir",
+            )
+
+
+def _point_latest(run: Path) -> None:
+    link = run.parent / "latest"
+    beside = run.parent / f".latest-{os.getpid()}"
+    try:
+        beside.unlink(missing_ok=True)
+        beside.symlink_to(run.name, target_is_directory=True)
+        beside.replace(link)
+    except OSError:  # a file system without links: the run is found by its name
+        beside.unlink(missing_ok=True)
+
+
+def environment(config: Config) -> dict[str, Any]:
+    """What ran where: versions, commit, hardware, seed."""
+    packages: dict[str, str | None] = {}
+    for name in ("qkv", "torch", "numpy", "tokenizers", "safetensors"):
+        try:
+            packages[name] = version(name)
+        except PackageNotFoundError:
+            packages[name] = None
+    devices = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+    return {
+        "python": sys.version.split()[0],
+        "packages": packages,
+        "commit": _commit(),
+        "platform": platform.platform(),
+        "processor": platform.processor() or platform.machine(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "gpus": devices,
+        "seed": config.train.seed,
+    }
+
+
+def _commit() -> str | None:
+    """The commit of the checkout that qkv runs from, if it runs from one."""
+    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=5, check=True).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return None

@@ -1,0 +1,316 @@
+"""Rows, labels, order and resume, on the side of the data."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import Counter
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from qkv.config.errors import ConfigError, QkvError
+from qkv.config.run import CausalObjectiveConfig, MaskedObjectiveConfig, ObjectiveConfig
+from qkv.data import Batch, BatchLoader, Corpus, validation_batches
+
+CAUSAL, MASKED = CausalObjectiveConfig(), MaskedObjectiveConfig()
+EOS = 256
+
+sizes = st.lists(st.integers(0, 12), min_size=1, max_size=8)
+fixtures_are_factories = settings(
+    max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+
+
+def numbered(sizes: list[int]) -> list[list[int]]:
+    """Documents whose ids are all different."""
+    ids = iter(range(10_000))
+    return [[next(ids) for _ in range(size)] for size in sizes]
+
+
+def loader(corpus: Corpus, tokenizer: Any, objective: ObjectiveConfig = CAUSAL, **options: Any) -> BatchLoader:
+    return BatchLoader(corpus, objective, tokenizer, **{"max_seq_len": 4, "batch_tokens": 8} | options)
+
+
+def assert_equal(first: Batch, second: Batch) -> None:
+    assert first.target_count == second.target_count
+    for name in ("inputs", "labels", "documents", "positions", "lengths"):
+        one, other = getattr(first, name), getattr(second, name)
+        assert (one is None) == (other is None), name
+        assert one is None or torch.equal(one, other), name
+
+
+def segments(batch: Batch) -> list[list[tuple[list[int], list[int]]]]:
+    """Per row, the inputs and labels of each document, as the ids and lengths of the batch divide it."""
+    rows, width = batch.inputs.shape
+    documents = torch.zeros(rows, width, dtype=torch.long) if batch.documents is None else batch.documents
+    lengths = [width] * rows if batch.lengths is None else batch.lengths.tolist()
+    table = []
+    for row, length in enumerate(lengths):
+        numbers = documents[row, :length].tolist()
+        assert numbers == sorted(numbers)
+        assert set(numbers) == set(range(max(numbers) + 1))
+        picks = [[slot for slot in range(length) if numbers[slot] == number] for number in range(max(numbers) + 1)]
+        table.append([(batch.inputs[row, pick].tolist(), batch.labels[row, pick].tolist()) for pick in picks])
+    return table
+
+
+# --- windows of one long document -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("tokens", [0, 1, 4])
+def test_fewer_than_a_window_is_an_error_with_both_numbers(make_corpus: Any, tokenizer: Any, tokens: int) -> None:
+    with pytest.raises(QkvError, match=rf"^{tokens} training tokens .* window of 4 takes 5\n") as caught:
+        loader(make_corpus(range(tokens)), tokenizer)
+    assert caught.value.where == "data.train"
+
+
+def test_block_plus_one_tokens_are_one_window(make_corpus: Any, tokenizer: Any) -> None:
+    batches = loader(make_corpus([1, 2, 3, 4, 5]), tokenizer, batch_tokens=4)
+    assert batches.rows_per_epoch == 1
+    (batch,) = next(batches)
+    assert batch.inputs.tolist() == [[1, 2, 3, 4]]
+    assert batch.labels.tolist() == [[2, 3, 4, 5]]
+    assert (batch.documents, batch.positions, batch.lengths, batch.target_count) == (None, None, None, 4)
+
+
+def test_no_corpus_without_documents(make_corpus: Any, tokenizer: Any) -> None:
+    with pytest.raises(QkvError, match=r"^0 training tokens .* takes 5\n"):
+        loader(make_corpus(), tokenizer)
+    with pytest.raises(QkvError, match=r"^6 training tokens .* window of 4 takes 10 from 6 documents\n"):
+        loader(make_corpus([1], [2], [3], [4], [5], [6]), tokenizer)
+
+
+def test_windows_of_one_document_are_contiguous(make_corpus: Any, tokenizer: Any) -> None:
+    (batch,) = validation_batches(make_corpus(range(11)), CAUSAL, tokenizer, max_seq_len=4, batch_tokens=100)
+    assert batch.inputs.tolist() == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 0, 0]]
+    assert batch.labels.tolist() == [[1, 2, 3, 4], [5, 6, 7, 8], [9, 10, -100, -100]]
+    assert batch.lengths is not None
+    assert batch.lengths.tolist() == [4, 4, 2]
+    assert batch.documents is None
+    assert batch.target_count == 10
+
+
+# --- packing ----------------------------------------------------------------------------------------------------------
+
+
+def test_packed_documents_are_told_apart(make_corpus: Any, tokenizer: Any) -> None:
+    """The second document does not fit and continues in the next row, there a document of its own."""
+    corpus = make_corpus([1, 2, EOS], [3, 4, 5, 6, EOS], [7], [8, EOS])
+    (batch,) = validation_batches(corpus, CAUSAL, tokenizer, max_seq_len=4, batch_tokens=100)
+    assert batch.documents is not None
+    assert batch.positions is not None
+    assert batch.lengths is not None
+    assert batch.inputs.tolist() == [[1, 2, 3, 4], [5, 6, 8, 0]]
+    assert batch.labels.tolist() == [[2, EOS, 4, 5], [6, EOS, EOS, -100]]
+    assert batch.documents.tolist() == [[0, 0, 1, 1], [0, 0, 1, 2]]
+    assert batch.positions.tolist() == [[0, 1, 0, 1], [0, 1, 0, 0]]
+    assert batch.lengths.tolist() == [4, 3]
+
+
+@fixtures_are_factories
+@given(sizes=sizes, length=st.integers(1, 9), rows=st.integers(1, 4))
+def test_labels_are_next_tokens_of_the_same_document(
+    make_corpus: Any, tokenizer: Any, sizes: list[int], length: int, rows: int
+) -> None:
+    """Every token is a target exactly once, except the first of each document; no label crosses a boundary."""
+    documents = numbered(sizes)
+    next_of = {a: b for document in documents for a, b in pairwise(document)}
+    corpus = make_corpus(*documents)
+    if not next_of:
+        with pytest.raises(QkvError, match="hold no target"):
+            validation_batches(corpus, CAUSAL, tokenizer, max_seq_len=length, batch_tokens=length * rows)
+        return
+    targets: list[int] = []
+    for batch in validation_batches(corpus, CAUSAL, tokenizer, max_seq_len=length, batch_tokens=length * rows):
+        assert batch.inputs.shape == batch.labels.shape
+        assert batch.inputs.dtype == batch.labels.dtype == torch.int64
+        assert len(batch.inputs) <= rows
+        assert batch.inputs.shape[1] == length
+        found = [pair for row in segments(batch) for pair in row]
+        for inputs, labels in found:
+            assert labels == [next_of[token] for token in inputs]
+            assert inputs[1:] == labels[:-1], "one stretch of one document"
+        ours = [label for _, labels in found for label in labels]
+        assert batch.target_count == len(ours) == int((batch.labels != -100).sum()), "padding has no label"
+        targets += ours
+    assert Counter(targets) == Counter(next_of.values())
+
+
+@fixtures_are_factories
+@given(sizes=sizes, length=st.integers(1, 9), objective=st.sampled_from([CAUSAL, MASKED]))
+def test_positions_restart_where_documents_change(
+    make_corpus: Any, tokenizer: Any, sizes: list[int], length: int, objective: ObjectiveConfig
+) -> None:
+    corpus = make_corpus(*([7] * size for size in [*sizes, 3]))
+    for batch in validation_batches(corpus, objective, tokenizer, max_seq_len=length, batch_tokens=3 * length):
+        if batch.documents is None:
+            assert batch.positions is None
+            assert all(len(row) == 1 for row in segments(batch))
+            continue
+        assert batch.positions is not None
+        for documents, positions in zip(batch.documents.tolist(), batch.positions.tolist(), strict=True):
+            assert positions == [slot - documents.index(number) for slot, number in enumerate(documents)]
+
+
+def test_padding_is_no_part_of_any_document(make_corpus: Any, tokenizer: Any) -> None:
+    corpus = make_corpus([1, 2, 3], [4, 5])
+    (batch,) = validation_batches(corpus, CAUSAL, tokenizer, max_seq_len=5, batch_tokens=5)
+    assert batch.documents is not None
+    assert batch.documents.tolist() == [[0, 0, 1, 2, 2]]
+
+
+def test_a_real_eos_keeps_its_label_when_it_is_also_the_padding(make_corpus: Any, make_tokenizer: Any) -> None:
+    corpus = make_corpus([1, EOS], [EOS, 2, EOS])
+    (batch,) = validation_batches(corpus, CAUSAL, make_tokenizer(pad_id=EOS), max_seq_len=5, batch_tokens=5)
+    assert batch.inputs.tolist() == [[1, EOS, 2, EOS, EOS]]
+    assert batch.labels.tolist() == [[EOS, 2, EOS, -100, -100]]
+    assert batch.lengths is not None
+    assert batch.lengths.tolist() == [3]
+
+
+# --- steps ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_step_takes_batch_tokens_in_micro_batches(make_corpus: Any, tokenizer: Any) -> None:
+    corpus = make_corpus(range(401))
+    shapes = {
+        (24, None): [6], (24, 8): [2, 2, 2], (27, 16): [4, 2], (1, None): [1], (24, 1): [1] * 6, (24, 999): [6]
+    }  # fmt: skip
+    for (batch_tokens, micro), rows in shapes.items():
+        step = next(loader(corpus, tokenizer, batch_tokens=batch_tokens, micro_batch_tokens=micro))
+        assert [len(batch.inputs) for batch in step] == rows
+        assert [batch.target_count for batch in step] == [4 * count for count in rows]
+
+
+def test_micro_batches_divide_the_same_rows(make_corpus: Any, tokenizer: Any) -> None:
+    corpus = make_corpus(range(41))
+    (whole,) = next(loader(corpus, tokenizer, batch_tokens=40))
+    parts = next(loader(corpus, tokenizer, batch_tokens=40, micro_batch_tokens=12))
+    assert torch.equal(torch.cat([part.inputs for part in parts]), whole.inputs)
+
+
+def rows_of(batches: BatchLoader, steps: int) -> list[int]:
+    return [int(row[0]) for _ in range(steps) for batch in next(batches) for row in batch.inputs]
+
+
+def test_an_epoch_visits_every_row_once_in_its_own_order(make_corpus: Any, tokenizer: Any) -> None:
+    corpus = make_corpus(range(81))
+    batches = loader(corpus, tokenizer, batch_tokens=12)  # 3 of 20 rows: steps span epochs
+    rows = rows_of(batches, 20)
+    epochs = [rows[:20], rows[20:40], rows[40:]]
+    assert all(sorted(epoch) == list(range(0, 80, 4)) for epoch in epochs)
+    assert len({tuple(epoch) for epoch in epochs}) == 3
+    assert rows_of(loader(corpus, tokenizer, batch_tokens=12), 20) == rows
+    assert rows_of(loader(corpus, tokenizer, batch_tokens=20), 12) == rows, "the order is not that of the steps"
+    assert rows_of(loader(corpus, tokenizer, batch_tokens=12, seed=1), 20) != rows
+
+
+def test_the_order_touches_no_global_generator(make_corpus: Any, tokenizer: Any) -> None:
+    corpus = make_corpus(range(81))
+
+    def states() -> list[Any]:
+        return [random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()]  # type: ignore[index]
+
+    before = states()
+    first = loader(corpus, tokenizer, MASKED, seed=3)
+    steps = [next(first) for _ in range(15)]
+    list(validation_batches(corpus, MASKED, tokenizer, max_seq_len=4, batch_tokens=8))
+    assert states() == before
+    np.random.seed(1)
+    torch.manual_seed(1)
+    second = loader(corpus, tokenizer, MASKED, seed=3)
+    for step in steps:
+        assert_equal(step[0], next(second)[0])
+
+
+def test_ranks_share_the_rows_of_one_stream(make_corpus: Any, tokenizer: Any) -> None:
+    corpus = make_corpus(range(81))
+    options = {"batch_tokens": 32, "micro_batch_tokens": 4}
+    alone = loader(corpus, tokenizer, **options)
+    for world_size in (2, 4):
+        ranks = [loader(corpus, tokenizer, rank=rank, world_size=world_size, **options) for rank in range(world_size)]
+        alone.load_state_dict({"epoch": 0, "index": 0})
+        for _ in range(5):
+            steps = [next(rank) for rank in ranks]
+            assert len({len(step) for step in steps}) == 1, "all ranks run the same number of micro-batches"
+            together = [batch for step in steps for batch in step]
+            for ours, theirs in zip(together, next(alone), strict=True):
+                assert_equal(ours, theirs)
+        assert {str(rank.state_dict()) for rank in ranks} == {str(alone.state_dict())}
+
+
+def test_ranks_that_cannot_share_a_step_evenly_are_refused(make_corpus: Any, tokenizer: Any) -> None:
+    with pytest.raises(ConfigError, match="3 rows cannot be shared by 2 ranks") as caught:
+        loader(make_corpus(range(81)), tokenizer, batch_tokens=12, world_size=2)
+    assert caught.value.hint == "train.batch_tokens=16"
+
+
+# --- resume -----------------------------------------------------------------------------------------------------------
+
+
+@fixtures_are_factories
+@given(
+    sizes=st.lists(st.integers(2, 12), min_size=3, max_size=8),
+    objective=st.sampled_from([CAUSAL, MASKED]),
+    batch_tokens=st.integers(1, 40),
+    stop=st.integers(0, 12),
+)
+def test_a_resumed_stream_equals_the_uninterrupted_one(
+    make_corpus: Any, tokenizer: Any, sizes: list[int], objective: ObjectiveConfig, batch_tokens: int, stop: int
+) -> None:
+    corpus = make_corpus(*([65 + size] * (size + 2) for size in sizes))
+    options = {"batch_tokens": batch_tokens, "micro_batch_tokens": 8}
+    whole = loader(corpus, tokenizer, objective, **options)
+    for _ in range(stop):
+        next(whole)
+    state = whole.state_dict()
+    resumed = loader(corpus, tokenizer, objective, **options)
+    next(resumed)
+    resumed.load_state_dict(state)
+    for _ in range(6):
+        assert resumed.state_dict() == whole.state_dict()
+        for ours, theirs in zip(next(resumed), next(whole), strict=True):
+            assert_equal(ours, theirs)
+
+
+@pytest.mark.parametrize(
+    "state", [{}, {"epoch": 0}, {"epoch": 0, "index": 20}, {"epoch": -1, "index": 0}, {"epoch": 0, "index": -1}]
+)
+def test_a_place_that_the_data_does_not_have_is_refused(make_corpus: Any, tokenizer: Any, state: Any) -> None:
+    batches = loader(make_corpus(range(81)), tokenizer)
+    next(batches)
+    before = batches.state_dict()
+    with pytest.raises(QkvError, match="an epoch has 20 rows"):
+        batches.load_state_dict(state)
+    assert batches.state_dict() == before
+
+
+# --- devices, cost ----------------------------------------------------------------------------------------------------
+
+
+def test_a_batch_moves_as_a_whole(make_corpus: Any, tokenizer: Any) -> None:
+    (batch,) = next(loader(make_corpus(range(9), range(9)), tokenizer))
+    moved = batch.to("meta")
+    assert moved.inputs.is_meta
+    assert (moved.lengths is None, moved.target_count) == (batch.lengths is None, batch.target_count)
+
+
+@pytest.mark.parametrize("objective", [CAUSAL, MASKED], ids=lambda objective: objective.kind)
+def test_a_step_costs_little(make_tokenizer: Any, objective: ObjectiveConfig) -> None:
+    """16 rows of 256 from 100,000 documents; the bound is loose for the sake of busy machines."""
+    sizes = np.random.default_rng(0).integers(2, 200, 100_000)
+    ends = np.cumsum(sizes)
+    corpus = Corpus(np.zeros(ends[-1], np.uint16), ends - sizes, ends)
+    batches = loader(corpus, make_tokenizer(), objective, max_seq_len=256, batch_tokens=16 * 256)
+    times = []
+    for _ in range(20):
+        start = time.perf_counter()
+        next(batches)
+        times.append(time.perf_counter() - start)
+    assert min(times) < 0.01

@@ -1,0 +1,372 @@
+"""A pairwise-generated matrix of configurations, and what its tests share: networks, inputs, comparisons.
+
+Every two options of different axes meet in at least one configuration; a seeded random sample comes on top. Rules name
+the combinations that the configuration refuses, so that a configuration that is refused unexpectedly fails.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from allpairspy import AllPairs
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from qkv.config.model import ModelConfig
+from qkv.nn import Attention, Transformer, use_kernel
+from qkv.nn.kernels import KernelName, TiledKernel
+
+VOCABULARY = 23
+"""Of what is predicted; a source of its own width also has a vocabulary of its own."""
+MAX_SEQ_LEN = 24
+FEWEST_OF_A_FAMILY = 20
+TOLERANCE = 1e-5
+"""Largest difference of logits that are equal, as a share of the largest logit, in float32."""
+
+Inputs = dict[str, Any]
+"""Keyword arguments of `Transformer.forward`."""
+
+AXES: dict[str, tuple[str, ...]] = {
+    "family": ("encoder-decoder", "decoder", "encoder"),
+    "source": ("ids", "wide-ids", "features"),
+    "tie": ("untied", "tied-head", "tied-source", "tied-all"),
+    "position": ("none", "sinusoidal", "learned", "rope-half", "rope-interleaved", "rope-partial"),
+    "norm": ("layernorm", "rmsnorm", "none"),
+    "placement": ("pre", "post", "sandwich", "output"),
+    "heads": ("mha", "gqa", "mqa"),
+    "head_dim": ("even-share", "own", "own-2-mod-4"),
+    "bias": ("no-bias", "bias", "qkv-bias"),
+    "qk_norm": ("qk-plain", "qk-per-head", "qk-full"),
+    "feed_forward": ("swiglu", "geglu", "relu", "gelu", "gelu_tanh"),
+    "residual": ("residual", "no-residual"),
+    "window": ("global", "window"),
+    "kernel": ("math", "tiled", "sdpa"),
+    "embedding": ("bare", "scaled", "normed", "segments"),
+    "cache": ("growing", "static"),
+    "layers": ("uniform", "mixed"),
+}
+"""Axis -> its options. `source` is what the encoder reads, where there is one."""
+
+RULES: dict[str, Callable[[dict[str, str]], bool]] = {
+    "an odd number of channels cannot rotate in pairs": lambda o: (
+        o.get("position") == "rope-partial" and o.get("head_dim") == "own-2-mod-4"
+    ),
+    "one embedding cannot be tied to another": lambda o: (
+        o.get("tie") in ("tied-source", "tied-all") and o.get("family") in ("decoder", "encoder")
+    ),
+    "one matrix cannot serve two vocabularies and widths": lambda o: (
+        o.get("tie") in ("tied-source", "tied-all") and o.get("source") == "wide-ids"
+    ),
+    "features cannot share an embedding with ids": lambda o: (
+        o.get("tie") in ("tied-source", "tied-all") and o.get("source") == "features"
+    ),
+    "an encoder of features has no embedding to share with its head": lambda o: (
+        o.get("tie") == "tied-head" and o.get("family") == "encoder" and o.get("source") == "features"
+    ),
+    "features have no segments": lambda o: o.get("embedding") == "segments" and o.get("source") == "features",
+    "a decoder reads tokens": lambda o: o.get("family") == "decoder" and o.get("source") == "features",
+}
+"""What the configuration refuses, by why: whether (partial) options break the rule."""
+
+USELESS: Callable[[dict[str, str]], bool] = lambda o: (  # noqa: E731
+    o.get("source") == "wide-ids" and o.get("family") in ("decoder", "encoder")
+)
+"""Valid and without meaning: there is only one stack, so none is wider than the other."""
+
+
+def broken_rules(options: dict[str, str]) -> list[str]:
+    """Why the configuration refuses these options."""
+    return [why for why, breaks in RULES.items() if breaks(options)]
+
+
+def is_meant(options: dict[str, str]) -> bool:
+    """Whether (partial) options are valid and mean something."""
+    return not broken_rules(options) and not USELESS(options)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One configuration of the matrix."""
+
+    name: str
+    options: dict[str, str] = field(hash=False, compare=False)
+
+    def __str__(self) -> str:
+        return self.name
+
+    def __repr__(self) -> str:
+        return f"{self.name}: {' '.join(self.options.values())}"
+
+    @property
+    def family(self) -> str:
+        return self.options["family"]
+
+    @property
+    def causal(self) -> bool:
+        return self.family != "encoder"
+
+    @property
+    def has_source(self) -> bool:
+        return self.family == "encoder-decoder"
+
+    @property
+    def reads_features(self) -> bool:
+        """Whether its encoder reads vectors instead of ids."""
+        return self.options["source"] == "features"
+
+    @property
+    def segments(self) -> bool:
+        return self.options["embedding"] == "segments"
+
+    @property
+    def tree(self) -> dict[str, Any]:
+        """The configuration as the user would write it."""
+        return tree_of(self.options)
+
+
+def tree_of(options: dict[str, str]) -> dict[str, Any]:
+    """The configuration of (valid or invalid) options."""
+    position: dict[str, Any] = {"kind": options["position"].split("-")[0]}
+    if options["position"] == "rope-interleaved":
+        position["layout"] = "interleaved"
+    if options["position"] == "rope-partial":
+        position["fraction"] = 0.5
+    embedding = {
+        "bare": {},
+        "scaled": {"scale": "sqrt-d-model"},
+        "normed": {"norm": True},
+        "segments": {"num_segments": 2},
+    }
+    tree: dict[str, Any] = {
+        "family": options["family"],
+        "vocab_size": VOCABULARY,
+        "max_seq_len": MAX_SEQ_LEN,
+        "d_model": 16,
+        "num_layers": 2,
+        "position": position,
+        "norm": {"kind": options["norm"], "placement": options["placement"]},
+        "attention": {
+            "num_heads": 4,
+            "num_kv_heads": {"mha": 4, "gqa": 2, "mqa": 1}[options["heads"]],
+            "head_dim": {"even-share": None, "own": 8, "own-2-mod-4": 6}[options["head_dim"]],
+            "bias": {"no-bias": False, "bias": True, "qkv-bias": "qkv"}[options["bias"]],
+            "qk_norm": options["qk_norm"].removeprefix("qk-").replace("plain", "none"),
+            "window": 3 if options["window"] == "window" else None,
+        },
+        "feed_forward": {"kind": options["feed_forward"], "d_ff": 20, "bias": options["bias"] == "bias"},
+        "residual": {"kind": "plain" if options["residual"] == "residual" else "none"},
+        "embedding": embedding[options["embedding"]],
+        "tie_embeddings": {
+            "untied": "none",
+            "tied-head": "head",
+            "tied-source": "source-target",
+            "tied-all": "all",
+        }[options["tie"]],
+    }
+    if options["layers"] == "mixed":
+        tree["layers"] = [
+            {"attention": {"window": 2}},
+            {"position": {"kind": "none"}, "attention": {"window": None}, "feed_forward": {"d_ff": 12}},
+        ]
+    features = {"input": {"kind": "features", "width": 5}}
+    if options["family"] == "encoder-decoder":
+        encoder: dict[str, Any] = {"num_layers": 1} if options["residual"] == "no-residual" else {}
+        if options["source"] == "wide-ids":
+            encoder |= {"d_model": 32, "vocab_size": VOCABULARY - 4}
+        if options["source"] == "features":
+            encoder |= features | {"d_model": 32}
+        tree["encoder"] = encoder
+    elif options["source"] == "features":
+        tree |= features
+    return tree
+
+
+def _cases() -> list[Case]:
+    names = list(AXES)
+
+    def is_partly_meant(row: Sequence[str]) -> bool:
+        return is_meant(dict(zip(names, row, strict=False)))
+
+    pairwise = AllPairs(list(AXES.values()), filter_func=is_partly_meant, n=2)
+    rows = [dict(zip(names, row, strict=True)) for row in pairwise]
+    draw = random.Random(2017)
+
+    def add(**fixed: str) -> None:
+        while True:
+            row = {axis: draw.choice(options) for axis, options in AXES.items()} | fixed
+            if is_meant(row) and row not in rows:
+                rows.append(row)
+                return
+
+    # the generator is greedy and ends in dead ends where rules meet
+    for (a, x), (b, y) in sorted(possible_pairs()):
+        if not any(row[a] == x and row[b] == y for row in rows):
+            add(**{a: x, b: y})
+    for family in AXES["family"]:
+        while sum(row["family"] == family for row in rows) < FEWEST_OF_A_FAMILY:
+            add(family=family)
+    short = {"decoder": "dec", "encoder": "enc", "encoder-decoder": "encdec"}
+    told = ("position", "norm", "placement", "heads", "kernel")
+    rows.sort(key=lambda row: AXES["family"].index(row["family"]))
+    return [
+        Case("-".join([f"{short[row['family']]}{index:02}", *(row[axis] for axis in told)]), row)
+        for index, row in enumerate(rows)
+    ]
+
+
+def possible_pairs() -> set[tuple[tuple[str, str], tuple[str, str]]]:
+    """Every two options of two axes that can be meant together."""
+    return {
+        ((a, x), (b, y))
+        for a, b in itertools.combinations(AXES, 2)
+        for x, y in itertools.product(AXES[a], AXES[b])
+        if is_meant({a: x, b: y})
+    }
+
+
+CASES = _cases()
+CAUSAL = [case for case in CASES if case.causal]
+FEATURES = [case for case in CASES if case.reads_features]
+
+
+# --- networks ---------------------------------------------------------------------------------------------------------
+
+
+def redraw(network: Transformer, inputs: Inputs, seed: int = 0) -> None:
+    """Draw all parameters so that every one matters: biases are not 0, norms are not 1, attention is sharp, and each
+    matrix ignores what all tokens of these inputs share and gives them a spread of about 1, however deep it stands and
+    whatever is absent. (Without residual connections, all tokens would soon be one vector.)
+    """
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in network.named_parameters():
+            parameter.normal_(0.0, 1.0 if parameter.dim() > 1 else 0.3, generator=generator)
+            if parameter.dim() == 1 and not name.endswith("bias"):
+                parameter.add_(1.0)
+
+    def calibrate(module: nn.Module, args: tuple[Tensor, ...], out: Tensor) -> Tensor:
+        assert isinstance(module, nn.Linear)
+        tokens = args[0].flatten(0, -2)
+        shared = F.normalize(tokens.mean(0), dim=0)
+        module.weight.sub_(torch.outer(module.weight @ shared, shared))
+        spread = F.linear(tokens, module.weight).std(0).square().mean().sqrt()
+        module.weight.mul_(gains.get(module, 1.0) / spread)
+        return F.linear(args[0], module.weight, module.bias)
+
+    gains = {module.query: 1.5 for module in network.modules() if isinstance(module, Attention)}
+    linear = [module for module in network.modules() if isinstance(module, nn.Linear)]
+    handles = [module.register_forward_hook(calibrate) for module in linear]
+    with torch.no_grad():
+        network(**inputs)
+    for handle in handles:
+        handle.remove()
+
+
+def variation(logits: Tensor) -> float:
+    """By how much neighbouring tokens differ in their logits (the median), as a share of the largest logit."""
+    steps = (logits[:, 1:] - logits[:, :-1]).abs().amax(2)
+    return float(steps.median() / logits.abs().max())
+
+
+def set_kernel(network: nn.Module, name: KernelName) -> None:
+    """Use this kernel; tiles are small, so that test-size inputs have several, and none divides them evenly."""
+    use_kernel(network, name)
+    for module in network.modules():
+        if isinstance(module, TiledKernel):
+            module.tile = 4
+
+
+@cache
+def network_of(case: Case) -> Transformer:
+    """The case's network, in eval mode and float32, shared by all tests: copy it to change it.
+
+    Its weights are the first random ones that make every comparison mean something: logits vary from token to token,
+    and float32 rounds them by a small part of the tolerance (without residual connections or norms it may be more).
+    """
+    network = Transformer(ModelConfig.model_validate(case.tree)).eval().requires_grad_(False)
+    set_kernel(network, case.options["kernel"])  # type: ignore[arg-type]
+    inputs = draw_inputs(case, 4, 12)
+    for seed in range(100):
+        redraw(network, inputs, seed)
+        logits = network(**inputs)
+        exact = copy.deepcopy(network).double()(**in_float64(inputs))
+        if variation(logits) > 0.05 and difference(logits, exact) < TOLERANCE / 3:
+            return network
+    raise AssertionError(f"no weights make the logits vary and round well: {case!r}")
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Networks of this size are many times faster on one thread. Import this fixture to use it."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+# --- inputs -----------------------------------------------------------------------------------------------------------
+
+
+def draw_tokens(case: Case, rows: int, length: int, seed: int, *, source: bool = False) -> Tensor:
+    """Ids [rows, length] of the last stack or of the source; or features [rows, length, 5], where those are read."""
+    generator = torch.Generator().manual_seed(seed)
+    if case.reads_features and (source or case.family == "encoder"):
+        return torch.randn(rows, length, 5, generator=generator)
+    high = VOCABULARY - 4 if source and case.options["source"] == "wide-ids" else VOCABULARY
+    return torch.randint(0, high, (rows, length), generator=generator)
+
+
+def draw_inputs(case: Case, rows: int, length: int, source_length: int = 7, seed: int = 0) -> Inputs:
+    """What the case reads: ids, and where it reads them, segments and a source."""
+    inputs: Inputs = {"ids": draw_tokens(case, rows, length, seed)}
+    if case.segments:
+        generator = torch.Generator().manual_seed(seed + 2)
+        inputs["segments"] = torch.randint(0, 2, (rows, length), generator=generator)
+    if case.has_source:
+        inputs["source"] = draw_tokens(case, rows, source_length, seed + 1, source=True)
+    return inputs
+
+
+def in_float64(inputs: Inputs) -> Inputs:
+    """The same with features in float64."""
+    return {key: value.double() if value.is_floating_point() else value for key, value in inputs.items()}
+
+
+def other_tokens(tokens: Tensor) -> Tensor:
+    """Tokens that differ from these in every place."""
+    return tokens + 1.5 if tokens.is_floating_point() else (tokens + 1) % (VOCABULARY - 4)
+
+
+def slots(inputs: Inputs, part: slice) -> Inputs:
+    """Only these slots of the last stack's input."""
+    return {key: value[:, part] if key in ("ids", "segments") else value for key, value in inputs.items()}
+
+
+def row(inputs: Inputs, index: int) -> Inputs:
+    """One row of the batch."""
+    return {key: value[index : index + 1] for key, value in inputs.items()}
+
+
+# --- comparisons ------------------------------------------------------------------------------------------------------
+
+
+def difference(actual: Tensor, expected: Tensor) -> float:
+    """The largest difference, as a share of the largest expected value."""
+    assert actual.shape == expected.shape, (actual.shape, expected.shape)
+    assert expected.isfinite().all()
+    assert actual.isfinite().all()
+    return float((actual - expected).abs().max() / expected.abs().max())
+
+
+def assert_equal(actual: Tensor, expected: Tensor, tolerance: float = TOLERANCE) -> None:
+    """Equal as the design defines it, between logits that vary enough to tell."""
+    share = difference(actual, expected)
+    assert share <= tolerance, f"differs by {share:.2e} of the largest value"

@@ -1,0 +1,351 @@
+"""`Model` and `load`: text in, text out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from generate.tiny import CONTEXT, byte_tokenizer, decode, model, network, scripted
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from qkv.config.errors import ConflictError, NotFoundError, UsageError
+from qkv.config.run import Config
+from qkv.generate import Sampling
+from qkv.model import Model, load
+from qkv.tokenizer import Tokenizer
+
+SCRIPT = "héllo 你好, wörld 🙂 END 你好 bye"
+
+
+def test_generate_returns_the_promised_fields() -> None:
+    found = model().generate("hello", max_new_tokens=6, temperature=0.8, seed=1)
+    assert (found.prompt_tokens, found.completion_tokens, found.finish_reason) == (6, 6, "length")
+    assert len(found.token_ids) == 6
+    assert found.text == byte_tokenizer().decode(found.token_ids)
+    assert found.tokens_per_second == pytest.approx(6 / found.seconds)
+    assert found.logprobs is None
+
+
+def test_the_options_reach_the_decoding() -> None:
+    made = model()
+    sampling = Sampling(0.7, 30, 0.9, 0.01, 1.3, 0.2, 0.1)
+    options = {name: getattr(sampling, name) for name in sampling.__dataclass_fields__}
+    expected = decode(made.network, [[257, *b"hello"]], sampling=sampling, seeds=[9], eos_ids=[258]).generated[0]
+    assert made.generate("hello", max_new_tokens=20, seed=9, **options).token_ids == expected
+    assert made.generate("hello", max_new_tokens=20, seed=9, use_cache=False, **options).token_ids == expected
+    with pytest.raises(TypeError, match="temprature"):
+        made.generate("hello", temprature=1.0)
+
+
+# --- prompts ----------------------------------------------------------------------------------------------------------
+
+
+def read_by(made: Model) -> list[list[int]]:
+    """What the network is given to read, from now on."""
+    read: list[list[int]] = []
+    made.network.register_forward_pre_hook(lambda module, args: read.append(args[0][0].tolist()))
+    return read
+
+
+@pytest.mark.parametrize("prompt", ["hi", "<bos>hi", [*b"hi"], [257, *b"hi"], torch.tensor([257, *b"hi"])])
+def test_exactly_one_bos_whoever_writes_it(prompt) -> None:
+    made = model()
+    read = read_by(made)
+    assert made.generate(prompt, max_new_tokens=1, parse_special=True).prompt_tokens == 3
+    assert read == [[257, *b"hi"]]
+
+
+def test_a_spelled_special_token_is_ordinary_text_unless_asked_for() -> None:
+    made = model()
+    read = read_by(made)
+    made.generate("<eos>", max_new_tokens=1)
+    made.generate("<eos>", max_new_tokens=1, parse_special=True)
+    assert read == [[257, *b"<eos>"], [257, 258]]
+
+
+def test_an_empty_prompt_starts_from_bos_or_is_a_clean_error() -> None:
+    made = model()
+    read = read_by(made)
+    assert made.generate("", max_new_tokens=1).prompt_tokens == 1
+    assert read == [[257]]
+    tokenizer = Tokenizer.train(["ab ab"], kind="bpe", special={"eos": "<eos>"})
+    bare = model(tokenizer, vocab_size=300)
+    with pytest.raises(UsageError, match="empty"):
+        bare.generate("")
+    assert bare.generate("ab", max_new_tokens=2).completion_tokens == 2  # still alive
+
+
+def test_a_prompt_longer_than_the_context_names_both_numbers() -> None:
+    made = model()
+    with pytest.raises(UsageError, match=f"{CONTEXT + 1} tokens.*{CONTEXT}"):
+        made.generate("x" * CONTEXT)
+    assert made.generate("x" * (CONTEXT - 1)).finish_reason == "length"
+
+
+def test_without_a_tokenizer_ids_still_work() -> None:
+    made = Model(network(), None, Config(model=network().config))
+    found = made.generate([1, 2, 3], max_new_tokens=4, logprobs=1)
+    assert (found.text, len(found.token_ids), found.prompt_tokens) == ("", 4, 3)
+    with pytest.raises(UsageError, match="no tokenizer"):
+        made.generate("text")
+    with pytest.raises(UsageError, match="no tokenizer"):
+        made.generate([1], stop="x")
+
+
+def test_an_encoder_does_not_generate() -> None:
+    with pytest.raises(UsageError, match="family encoder"):
+        model(family="encoder").generate("text")
+
+
+# --- counts -----------------------------------------------------------------------------------------------------------
+
+
+def test_no_new_token_can_still_score_the_prompt() -> None:
+    made = model()
+    found = made.generate("abc", max_new_tokens=0, logprobs=2)
+    assert (found.text, found.token_ids, found.completion_tokens, found.finish_reason) == ("", [], 0, "length")
+    assert [entry.token for entry in found.prompt_logprobs] == ["a", "b", "c"]
+    assert sum(entry.logprob for entry in found.prompt_logprobs) == pytest.approx(made.score("", "abc"), abs=1e-4)
+    assert all(len(entry.top) == 2 for entry in found.prompt_logprobs)
+    assert made.generate("", max_new_tokens=0, logprobs=2).prompt_logprobs == []
+
+
+def test_a_negative_count_is_refused_and_a_huge_one_ends_at_the_context() -> None:
+    made = model()
+    with pytest.raises(UsageError, match="max_new_tokens"):
+        made.generate("abc", max_new_tokens=-1)
+    with pytest.raises(UsageError, match="num_samples"):
+        made.generate("abc", num_samples=0)
+    found = made.generate("abc", max_new_tokens=10**12, seed=0)
+    assert (found.finish_reason, found.prompt_tokens + found.completion_tokens) == ("length", CONTEXT)
+
+
+# --- batches, seeds, samples ------------------------------------------------------------------------------------------
+
+
+def same(one, other) -> bool:
+    return (one.text, one.token_ids, one.finish_reason) == (other.text, other.token_ids, other.finish_reason)
+
+
+def test_a_list_gives_a_list_in_which_each_is_what_it_would_be_alone() -> None:
+    made = model()
+    prompts = ["a", "", "some longer prompt", "a"]
+    together = made.generate(prompts, seed=[1, 2, 3, 4], stop=["a", "!"])
+    for prompt, seed, found in zip(prompts, [1, 2, 3, 4], together, strict=True):
+        assert same(found, made.generate(prompt, seed=seed, stop=["a", "!"]))
+    assert together[0].token_ids != together[3].token_ids
+    assert made.generate([]) == []
+    one_seed = made.generate(["a", "b"], seed=7, max_new_tokens=5)
+    assert same(one_seed[1], made.generate("b", seed=7, max_new_tokens=5))
+
+
+def test_sample_i_is_what_seed_plus_i_gives() -> None:
+    made = model()
+    samples = made.generate("a", seed=5, num_samples=3, max_new_tokens=8)
+    assert all(same(found, made.generate("a", seed=5 + i, max_new_tokens=8)) for i, found in enumerate(samples))
+    assert len({tuple(found.token_ids) for found in samples}) == 3
+    nested = made.generate(["b", "a"], seed=5, num_samples=3, max_new_tokens=8)
+    assert all(same(found, other) for found, other in zip(nested[1], samples, strict=True))
+
+
+def test_without_a_seed_every_call_is_new() -> None:
+    made = model()
+    torch.manual_seed(0)
+    first = made.generate("a", max_new_tokens=12)
+    torch.manual_seed(0)
+    assert made.generate("a", max_new_tokens=12).token_ids != first.token_ids
+
+
+@pytest.mark.parametrize("seed", [-1, 2**64, 1.5, [1], [1, 2, 3], ["a", "b"]])
+def test_a_seed_that_cannot_be_meant_is_refused(seed) -> None:
+    with pytest.raises(UsageError, match="seed"):
+        model().generate(["a", "b"], seed=seed)
+
+
+# --- text, stop strings, streams --------------------------------------------------------------------------------------
+
+
+def test_the_text_holds_no_eos_and_the_ids_do() -> None:
+    found = scripted("bye").generate("p")
+    assert (found.text, found.token_ids, found.finish_reason) == ("bye", [*b"bye", 258], "stop")
+    assert found.completion_tokens == 4
+
+
+def test_the_text_ends_before_the_earliest_stop_string_even_across_tokens() -> None:
+    made = scripted(SCRIPT)
+    found = made.generate("p", stop=["bye", "END", "好 b"])
+    assert (found.text, found.finish_reason) == ("héllo 你好, wörld 🙂 ", "stop")
+    assert found.token_ids == list("héllo 你好, wörld 🙂 END".encode())
+    assert made.generate("p", stop="no such text").text == SCRIPT
+    assert made.generate("p", stop="h").text == ""
+
+
+def test_a_stop_string_completed_by_the_last_token_is_a_stop() -> None:
+    found = scripted("abcdef").generate("p", stop="cd", max_new_tokens=4)
+    assert (found.text, found.finish_reason) == ("ab", "stop")
+    found = scripted("abcdef").generate("p", stop="cd", max_new_tokens=3)
+    assert (found.text, found.finish_reason) == ("abc", "length")
+
+
+def test_a_row_that_met_its_stop_string_does_not_end_its_neighbours() -> None:
+    made = scripted(SCRIPT)
+    first, second = made.generate(["p", "q"], stop="END")
+    assert first.text == second.text == "héllo 你好, wörld 🙂 "
+    prompts = ["p", "pp"]  # the second skips the first byte of the script
+    assert [found.text for found in made.generate(prompts, stop="h")] == ["", SCRIPT[1:]]
+
+
+def test_an_incomplete_character_waits_and_ends_as_a_replacement() -> None:
+    made = scripted("a你b")
+    assert list(made.stream("p")) == ["a", "你", "b"]
+    assert list(made.stream("p", max_new_tokens=3)) == ["a", "\ufffd"]
+    assert made.generate("p", max_new_tokens=3).text == "a\ufffd"
+
+
+def test_a_stream_never_shows_the_beginning_of_a_stop_string() -> None:
+    pieces = scripted("one ENx two END three").stream("p", stop="END")
+    shown = ""
+    for piece in pieces:
+        shown += piece
+        assert "one ENx two ".startswith(shown)
+    assert shown == "one ENx two "
+    assert pieces.generation.text == shown
+    assert pieces.generation.finish_reason == "stop"
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.text(alphabet="ab 你🙂", max_size=12),
+    st.lists(st.text(alphabet="ab 你🙂", min_size=1, max_size=5), max_size=3),
+    st.integers(0, 40),
+)
+def test_streamed_pieces_add_up_to_the_whole_text(script: str, stops: list[str], count: int) -> None:
+    made = scripted(script)
+    options = {"stop": stops, "max_new_tokens": count, "temperature": 0.0}
+    whole = made.generate("p", **options)
+    stream = made.stream("p", **options)
+    assert "".join(stream) == whole.text
+    assert same(stream.generation, whole)
+    written = script.encode()[:count].decode("utf-8", "replace")
+    assert whole.text == written[: min((at for s in stops if (at := written.find(s)) >= 0), default=len(written))]
+
+
+def test_a_stream_refuses_what_it_cannot_do_at_once() -> None:
+    made = model()
+    with pytest.raises(UsageError, match="one prompt"):
+        made.stream(["a", "b"])
+    with pytest.raises(UsageError, match="temperature"):
+        made.stream("a", temperature=-1)
+    assert made.stream("a").generation is None
+
+
+def test_log_probabilities_name_tokens_and_add_up_to_the_score() -> None:
+    made = model()
+    found = made.generate("abc", max_new_tokens=5, temperature=0, logprobs=3)
+    assert [entry.token_id for entry in found.logprobs] == found.token_ids
+    assert all(entry.top[0].token_id == entry.token_id for entry in found.logprobs)  # greedy
+    assert scripted("é").generate("p", logprobs=1).logprobs[0].token == "\ufffd"
+    assert [entry.token for entry in scripted("ab").generate("p", logprobs=1).logprobs] == ["a", "b", "<eos>"]
+
+
+# --- encoder-decoder --------------------------------------------------------------------------------------------------
+
+
+def test_an_encoder_decoder_decodes_from_the_source() -> None:
+    made = model(family="encoder-decoder")
+    alone = made.generate("abc", max_new_tokens=7, seed=1)
+    assert len(alone.token_ids) == 7
+    assert alone.prompt_tokens == 5  # bos, a, b, c, eos
+    source = torch.tensor([[257, *b"abc", 258]])
+    expected = decode(made.network, [[257]], sampling=Sampling(), seeds=[1], max_new_tokens=7, source=source)
+    assert alone.token_ids == expected.generated[0]
+    batch = made.generate(["something longer", "abc"], max_new_tokens=7, seed=1, num_samples=2)
+    assert same(batch[1][0], alone)
+    assert same(batch[1][1], made.generate("abc", max_new_tokens=7, seed=2))
+
+
+def test_features_give_one_generation_per_row() -> None:
+    made = model(family="encoder-decoder", encoder={"input": {"kind": "features", "width": 5}})
+    source = torch.randn(2, 6, 5, generator=torch.Generator().manual_seed(0))
+    first, second = made.generate(source, max_new_tokens=4, temperature=0)
+    assert first.token_ids != second.token_ids
+    assert first.prompt_tokens == 6
+
+
+def test_sources_that_cannot_be_read_are_refused() -> None:
+    made = model(family="encoder-decoder")
+    with pytest.raises(UsageError, match="260"):
+        made.generate([260])
+    with pytest.raises(UsageError, match="source 0 is empty"):
+        made.generate([[]])
+    with pytest.raises(UsageError, match=f"context of {CONTEXT}"):
+        made.generate("x" * CONTEXT)
+    bare = Model(made.network, None, made.config)
+    with pytest.raises(UsageError, match="BOS"):
+        bare.generate([1, 2])
+
+
+# --- saving and loading -----------------------------------------------------------------------------------------------
+
+
+def test_a_saved_model_loads_and_says_the_same(tmp_path: Path) -> None:
+    made = model()
+    made.save(tmp_path / "folder")
+    loaded = load(tmp_path / "folder", device="cpu")
+    assert same(loaded.generate("hello", seed=3), made.generate("hello", seed=3))
+    assert loaded.config.model == made.config.model
+    assert not loaded.network.training
+    with pytest.raises(ConflictError):
+        made.save(tmp_path / "folder")
+
+
+def test_the_vocabulary_taken_from_the_tokenizer_is_saved(tmp_path: Path) -> None:
+    made = model()
+    unknown = Config(model=made.config.model.model_copy(update={"vocab_size": None}))
+    Model(made.network, byte_tokenizer(), unknown).save(tmp_path / "folder")
+    assert load(tmp_path / "folder").config.model.vocab_size == 260
+
+
+def test_a_run_folder_loads_and_a_folder_without_tokenizer_too(tmp_path: Path) -> None:
+    made = model()
+    Model(made.network, None, made.config).save(tmp_path / "run/checkpoints/step-000010")
+    loaded = load(str(tmp_path / "run"))
+    assert loaded.tokenizer is None
+    assert loaded.generate([257], max_new_tokens=2).completion_tokens == 2
+
+
+def test_precision_on_a_cpu_is_float32_unless_asked(tmp_path: Path) -> None:
+    model().save(tmp_path / "folder")
+    assert next(load(tmp_path / "folder", device="cpu").network.parameters()).dtype == torch.float32
+    half = load(tmp_path / "folder", device="cpu", dtype="bf16")
+    assert next(half.network.parameters()).dtype == torch.bfloat16
+    assert half.generate("a", max_new_tokens=3).completion_tokens == 3
+
+
+def test_what_cannot_be_loaded_says_why(tmp_path: Path) -> None:
+    with pytest.raises(NotFoundError):
+        load(tmp_path / "nothing")
+    (tmp_path / "model.gguf").write_bytes(b"GGUF")
+    with pytest.raises(UsageError, match=r"GGUF.*not supported"):
+        load(tmp_path / "model.gguf")
+    (tmp_path / "hf").mkdir()
+    (tmp_path / "hf/config.json").write_text("{}")
+    with pytest.raises(UsageError, match=r"Hugging Face.*not supported"):
+        load(tmp_path / "hf")
+    model().save(tmp_path / "folder")
+    for options, said in (
+        ({"quantize": "int8"}, "int8"),
+        ({"dtype": "fp8"}, "fp8"),
+        ({"device": "abacus"}, "abacus"),
+    ):
+        with pytest.raises(UsageError, match=said):
+            load(tmp_path / "folder", **options)
+
+
+def test_a_model_prints_in_one_line() -> None:
+    text = repr(model())
+    assert "\n" not in text
+    assert len(text) < 160
+    assert all(word in text for word in ("decoder", "parameters", "float32", "byte"))

@@ -12,6 +12,9 @@ from typing import TypeVar
 
 import pytest
 
+# the networks of the tests are too small for several threads to help; read when torch is first imported
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 NEEDS_DATA = "needs the shared test data"
 Report = TypeVar("Report", pytest.TestReport, pytest.CollectReport)
 

@@ -12,6 +12,7 @@ import pytest
 from generate.tiny import CONTEXT, model
 
 from qkv.cli import main
+from qkv.nn import Transformer
 
 KEYS = {
     "text",
@@ -78,6 +79,13 @@ def test_every_option_reaches_the_model(folder: str, capsys) -> None:
     }
 
 
+def test_no_cache_makes_none(folder: str, capsys, monkeypatch) -> None:
+    arguments = (folder, "--prompt", "a", "--max-new-tokens", "5", "--seed", "1")
+    cached = run(capsys, *arguments)[1]
+    monkeypatch.setattr(Transformer, "new_cache", lambda *_: pytest.fail("a cache was made"))
+    assert run(capsys, *arguments, "--no-cache")[:2] == (0, cached)
+
+
 def test_the_text_is_on_stdout_and_the_time_on_stderr(folder: str, capsys) -> None:
     arguments = (folder, "--prompt", "a", "--max-new-tokens", "9", "--seed", "1")
     code, out, err = run(capsys, *arguments)
@@ -116,13 +124,13 @@ def stdin(monkeypatch: pytest.MonkeyPatch, data: bytes) -> None:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data), encoding="ascii"))
 
 
-def test_a_dash_reads_stdin_as_it_stands(folder: str, capsys, monkeypatch) -> None:
-    stdin(monkeypatch, "你\r\n".encode())
+def test_a_dash_reads_all_of_stdin(folder: str, capsys, monkeypatch) -> None:
+    stdin(monkeypatch, "你 \n".encode())
     code, out, _ = run(capsys, folder, "--prompt", "-", "--max-new-tokens", "0", "--json")
     assert (code, json.loads(out)["prompt_tokens"]) == (0, 6)
     stdin(monkeypatch, b"ab\xff")
     code, _, err = run(capsys, folder, "--prompt", "-")
-    assert code == 2
+    assert code == 1
     assert "byte 2" in err
 
 

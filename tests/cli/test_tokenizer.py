@@ -15,6 +15,8 @@ from qkv.config.errors import QkvError
 from qkv.tokenizer import Tokenizer, pieces
 
 TEXT = "the lower, the newer <eos>\n我爱你，你爱我。\r\n"
+READ = TEXT.replace("\r\n", "\n")
+"""TEXT by the rule of `qkv.tokenizer.text`."""
 
 
 def run(*arguments: object, stdin: bytes | None = None) -> Result:
@@ -86,14 +88,15 @@ def test_train_fails_before_it_writes(corpus: Path, tmp_path: Path) -> None:
     corpus.write_bytes(b"ab\xff")
     error = failure("train", corpus, "-o", tmp_path / "tok")
     assert error.where == f"{corpus}: byte 2"
-    assert "--bad-bytes" in (error.hint or "")
+    assert error.hint == "--bad-bytes replace or --bad-bytes drop"
     assert not (tmp_path / "tok").exists()
     answer("train", corpus, "--vocab-size", 260, "--bad-bytes", "replace", "-o", tmp_path / "tok")
 
 
 def test_encode_takes_an_argument_a_file_or_standard_input(corpus: Path, folder: Path) -> None:
-    ids = Tokenizer.load(folder).encode(TEXT)
+    ids = Tokenizer.load(folder).encode(READ)
     assert answer("encode", folder, TEXT) == {"ids": ids}
+    assert answer("encode", folder, "\ufeff" + TEXT) == {"ids": ids}
     assert answer("encode", folder, stdin=TEXT.encode()) == {"ids": ids}
     corpus.write_bytes(b"\xef\xbb\xbf" + TEXT.encode())
     assert answer("encode", folder, "--text-file", corpus) == {"ids": ids}
@@ -111,10 +114,15 @@ def test_ids_printed_for_people_are_ids_for_decode(folder: Path) -> None:
     said = run("encode", folder, TEXT)
     printed = said.stdout
     assert "␣the" in said.stderr
-    assert answer("decode", folder, *printed.split()) == {"text": TEXT}
-    assert answer("decode", folder, printed.replace(" ", ",")) == {"text": TEXT}
+    assert answer("decode", folder, *printed.split()) == {"text": READ}
+    assert answer("decode", folder, printed.replace(" ", ",")) == {"text": READ}
     as_json = json.dumps(list(map(int, printed.split())))
-    assert run("decode", folder, as_json).stdout_bytes == TEXT.encode() + b"\n"  # line ends as they were
+    assert run("decode", folder, as_json).stdout_bytes == READ.encode() + b"\n"
+
+
+def test_decode_prints_line_ends_as_they_are(folder: Path) -> None:
+    ids = json.dumps(Tokenizer.load(folder).encode(TEXT))
+    assert run("decode", folder, ids).stdout_bytes == TEXT.encode() + b"\n"
 
 
 def test_decode_shows_special_tokens_on_request(folder: Path) -> None:
@@ -150,6 +158,7 @@ def test_explain_needs_no_tokenizer_and_shows_what_words_share() -> None:
 def test_explain_takes_the_tokenizer_either_way(folder: Path) -> None:
     said = answer("explain", folder, "the newer 我")
     assert said == answer("explain", "-t", folder, "the newer 我")
+    assert answer("explain", folder, "a\r\nb") == answer("explain", folder, "a\nb")
     assert [token_id for piece in said["pieces"] for token_id in piece["ids"]] == Tokenizer.load(folder).encode(
         "the newer 我"
     )
@@ -158,8 +167,8 @@ def test_explain_takes_the_tokenizer_either_way(folder: Path) -> None:
 
 def test_stats_count_chinese_and_other_characters(corpus: Path, folder: Path) -> None:
     said = answer("stats", folder, corpus)
-    assert said["characters"] == len(TEXT) * 20
-    assert said["bytes"] == len(TEXT.encode()) * 20
+    assert said["characters"] == len(READ) * 20
+    assert said["bytes"] == len(READ.encode()) * 20
     assert said["chinese"]["characters"] == 8 * 20
     assert said["tokens"] == pytest.approx(said["chinese"]["tokens"] + said["other"]["tokens"])
     assert "Chinese" in run("stats", folder, corpus).stdout

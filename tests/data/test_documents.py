@@ -16,6 +16,7 @@ from qkv.config.errors import ConfigError, NotFoundError, QkvError
 from qkv.config.run import DataConfig, JsonlDataConfig, TextDataConfig
 from qkv.data import documents as module
 from qkv.data import normalize, read_documents, read_pieces
+from qkv.tokenizer import text as text_module
 
 
 def documents(path: Path, content: bytes, **options: Any) -> list[str]:
@@ -65,7 +66,7 @@ def test_a_byte_order_mark_is_dropped_at_the_start_only(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("block", [3, 4, 5, 1 << 20])
 def test_crlf_becomes_lf_and_a_lone_cr_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int) -> None:
-    monkeypatch.setattr(module, "_BLOCK_BYTES", block)
+    monkeypatch.setattr(text_module, "_BLOCK", block)
     assert documents(tmp_path / "a.txt", b"one\r\ntwo\rthree\r\r\nend\r") == ["one\ntwo\rthree\r\nend\r"]
 
 
@@ -93,12 +94,12 @@ def test_lines_end_at_line_feeds_only(tmp_path: Path) -> None:
 def test_a_bad_byte_is_named_with_file_and_offset(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, head: str, block: int
 ) -> None:
-    monkeypatch.setattr(module, "_BLOCK_BYTES", block)
+    monkeypatch.setattr(text_module, "_BLOCK", block)
     start = f"{head}ok\r\n".encode()
     with pytest.raises(QkvError, match="0xff") as caught:
         documents(tmp_path / "a.txt", start + b"\xffrest")
-    assert caught.value.where == f"{tmp_path / 'a.txt'}, byte {len(start)}"
-    assert "bad_bytes=replace" in str(caught.value.hint)
+    assert caught.value.where == f"{tmp_path / 'a.txt'}: byte {len(start)}"
+    assert caught.value.hint == "data.bad_bytes=replace or data.bad_bytes=drop"
 
 
 def test_a_character_cut_off_by_the_end_of_the_file_is_a_bad_byte(tmp_path: Path) -> None:
@@ -204,7 +205,7 @@ def test_blocks_and_pieces_never_change_the_documents(
 
     data = TextDataConfig.model_validate({"split": split})
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "_BLOCK_BYTES", block)
+        patch.setattr(text_module, "_BLOCK", block)
         assert list(read_documents([path], data)) == expected
         patch.setattr(module, "PIECE_CHARACTERS", limit)
         pieces = list(read_pieces([path], data))

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from qkv.config.run import CausalObjectiveConfig, Config, MaskedObjectiveConfig, TextDataConfig
-from qkv.data import BatchLoader, describe_batch, documents, prepare, read_pieces
+from qkv.data import BatchLoader, describe_batch, documents, prepare, read_pieces, tokenizers
+from qkv.data.tokenizers import tokenizer_for
 from qkv.tokenizer import Tokenizer
 
 KINDS = ["bpe", "unigram", "wordpiece", "word", "char", "byte"]
@@ -35,6 +36,34 @@ def test_cutting_a_document_changes_no_id(trained: Tokenizer, tmp_path: Path, mo
     pieces = [piece.text for piece in read_pieces([tmp_path / "a.txt"], TextDataConfig())]
     assert len(pieces) > 50
     assert [id for ids in trained.encode_batch(pieces) for id in ids] == trained.encode(whole.text)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_tokenizer_learns_from_the_pieces_that_training_tokenises(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a configuration's own tokenizer and of one trained on the same file, once, in one go."""
+    monkeypatch.setattr(documents, "PIECE_CHARACTERS", 60)
+    data = config(tmp_path, "\ufeff" + TEXT).data
+    pieces = [piece.text for piece in read_pieces(data.train, data)]
+    assert len(pieces) > 50
+    size = None if kind in ("char", "byte") else 400
+    expected = Tokenizer.train(pieces, kind=kind, vocab_size=size).fingerprint
+    wanted = {"model": {}, "data": data.model_dump(), "tokenizer": {"kind": kind, "vocab_size": size}}
+    assert tokenizer_for(Config.model_validate(wanted), tmp_path).fingerprint == expected
+    assert Tokenizer.train(tmp_path / "a.txt", kind=kind, vocab_size=size).fingerprint == expected
+
+
+@pytest.mark.parametrize("kind", ["unigram", "wordpiece"])
+def test_a_kind_that_learns_in_two_passes_reads_the_files_twice(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It holds no corpus in memory."""
+    readings: list[object] = []
+    monkeypatch.setattr(tokenizers, "read_pieces", lambda *of: readings.append(of) or read_pieces(*of))
+    wanted = {"model": {}, "data": config(tmp_path, TEXT).data.model_dump(), "tokenizer": {"kind": kind}}
+    tokenizer_for(Config.model_validate(wanted), tmp_path)
+    assert len(readings) == 2
 
 
 def test_a_document_is_bos_ids_eos_and_special_text_is_text(trained: Tokenizer, tmp_path: Path) -> None:

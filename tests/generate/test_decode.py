@@ -168,13 +168,13 @@ def test_training_mode_is_put_back_module_by_module_and_dropout_is_off() -> None
     expected = decode(made, PROMPTS).generated
     made.train()
     made.head.eval()
+    modes = [module.training for module in made.modules()]
     assert decode(made, PROMPTS).generated == expected
-    assert made.training
-    assert not made.head.training
+    assert [module.training for module in made.modules()] == modes
     made.head.register_forward_hook(lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         decode(made, PROMPTS)
-    assert made.training
+    assert [module.training for module in made.modules()] == modes
 
 
 def test_no_global_generator_is_touched() -> None:

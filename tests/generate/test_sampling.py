@@ -88,6 +88,7 @@ def test_top_p_sees_what_temperature_and_top_k_left() -> None:
     assert kept(distribution(logits, Sampling(temperature=0.5, top_k=2, top_p=0.75))) == {0}
 
 
+@settings(deadline=None)
 @given(logit_lists, st.integers(0, 15))
 def test_top_k_keeps_the_k_largest(logits: list[float], top_k: int) -> None:
     ranked = sorted(range(len(logits)), key=lambda index: -logits[index])
@@ -101,6 +102,7 @@ def test_top_k_above_the_vocabulary_is_clipped_and_ties_go_to_the_smaller_id() -
     assert kept(keep_top_k(logits, 3)) == {0, 1, 2}
 
 
+@settings(deadline=None)
 @given(logit_lists, st.floats(0.01, 1.0))
 def test_top_p_keeps_the_smallest_set_that_reaches_p(logits: list[float], top_p: float) -> None:
     p = probabilities(logits)
@@ -111,6 +113,7 @@ def test_top_p_keeps_the_smallest_set_that_reaches_p(logits: list[float], top_p:
     assert kept(keep_top_p(torch.tensor(logits, dtype=torch.float64), top_p)) == set(ranked[:size])
 
 
+@settings(deadline=None)
 @given(logit_lists, st.floats(0.0, 1.0))
 def test_min_p_keeps_what_is_likely_enough_beside_the_best(logits: list[float], min_p: float) -> None:
     p = probabilities(logits)
@@ -124,7 +127,7 @@ def test_the_most_likely_token_survives_the_strictest_filters() -> None:
     assert kept(distribution(logits, Sampling(top_k=1, top_p=1e-12, min_p=1.0))) == {2}
 
 
-@settings(max_examples=30)
+@settings(max_examples=30, deadline=None)
 @given(logit_lists, st.integers(0, 2**64 - 1))
 def test_temperature_0_takes_the_largest_whatever_the_seed(logits: list[float], seed: int) -> None:
     with warnings.catch_warnings():

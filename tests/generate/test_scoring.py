@@ -124,9 +124,9 @@ def test_fill_mask_gives_the_most_likely_tokens_of_the_masked_place(spelling: st
 
 def test_several_masks_and_several_texts_give_lists() -> None:
     made = model(family="encoder")
-    two = made.fill_mask("a[MASK]b[MASK]")
+    two = made.fill_mask("a[MASK]b\r\n[MASK]")
     assert [len(candidates) for candidates in two] == [5, 5]
-    assert made.fill_mask(["a[MASK]b[MASK]", "[MASK]"])[0] == two
+    assert made.fill_mask(["a[MASK]b\n[MASK]", "[MASK]"])[0] == two
 
 
 def test_the_space_before_a_mask_belongs_to_a_token_that_carries_it() -> None:

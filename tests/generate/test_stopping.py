@@ -19,7 +19,7 @@ def cut(text: str, stops: list[str]) -> str:
     return text[: min((at for stop in stops if (at := text.find(stop)) >= 0), default=len(text))]
 
 
-@settings(max_examples=400)
+@settings(max_examples=400, deadline=None)
 @given(letters, st.lists(letters.filter(bool), max_size=3), st.lists(st.integers(0, 14), max_size=5))
 def test_any_split_into_pieces_gives_what_searching_all_at_once_gives(
     text: str, stops: list[str], cuts: list[int]

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from qkv.config.model import ModelConfig
 from qkv.config.run import Config
-from qkv.generate import Decoding, Sampling, Token
+from qkv.generate import Decoding, Generation, Sampling, Token
 from qkv.model import Model
 from qkv.nn import Transformer
 from qkv.tokenizer import Tokenizer
@@ -91,3 +91,8 @@ def greedy_by_hand(made: Transformer, prompt: list[int], count: int, **source: T
         for _ in range(count):
             ids.append(int(made(torch.tensor([ids]), **source)[0, -1].argmax()))
     return ids[len(prompt) :]
+
+
+def same(one: Generation, other: Generation) -> bool:
+    """Equal in all but time."""
+    return (one.text, one.token_ids, one.finish_reason) == (other.text, other.token_ids, other.finish_reason)

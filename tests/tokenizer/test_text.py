@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import lzma
 import random
 import sys
 import tracemalloc
 from collections.abc import Callable
+from io import BytesIO
 from pathlib import Path
 
 import pytest
@@ -18,7 +20,7 @@ from qkv.config.errors import NotFoundError, QkvError
 from qkv.tokenizer import Tokenizer
 from qkv.tokenizer import text as module
 from qkv.tokenizer.pieces import split
-from qkv.tokenizer.text import BadBytes, Corpus, chunks, read_blocks
+from qkv.tokenizer.text import BadBytes, Corpus, chunks, normalize, read_blocks, read_stream
 
 
 def read(path: Path, bad_bytes: BadBytes = "error") -> str:
@@ -33,11 +35,23 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("small_blocks")
 @pytest.mark.parametrize("pack", [bytes, gzip.compress, lzma.compress])
-def test_files_are_read_as_they_are(tmp_path: Path, pack: Callable[[bytes], bytes]) -> None:
+def test_files_and_archives_are_read_by_one_rule(tmp_path: Path, pack: Callable[[bytes], bytes]) -> None:
     text = "\n line one\r\nzwei 我爱你🙂\t \r"
     path = tmp_path / f"a.txt{ {gzip.compress: '.gz', lzma.compress: '.xz'}.get(pack, '') }"
     path.write_bytes(pack(text.encode()))
-    assert read(path) == text
+    assert read(path) == "\n line one\nzwei 我爱你🙂\t \r"
+
+
+@given(st.text("\ufeff\r\na漢🙂", max_size=30), st.integers(3, 9))
+@settings(max_examples=300, deadline=None)
+def test_files_are_read_as_prompts_are(text: str, block: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "_BLOCK", block)
+        assert "".join(read_stream(BytesIO(text.encode()), "a stream")) == normalize(text)
+
+
+def test_only_crlf_and_a_leading_byte_order_mark_are_changed() -> None:
+    assert normalize("\ufeff\ufeffa\r\n\rb\r\r\n\u2028 e\u0301\x85") == "\ufeffa\n\rb\r\n\u2028 e\u0301\x85"
 
 
 @pytest.mark.usefixtures("small_blocks")
@@ -49,11 +63,23 @@ def test_a_byte_order_mark_is_dropped_at_the_start_only(tmp_path: Path) -> None:
     assert read(path) == ""
 
 
-@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be"])
-def test_utf16_is_refused_by_name(tmp_path: Path, encoding: str) -> None:
-    (tmp_path / "a.txt").write_bytes(f"\ufeff{'text'}".encode(encoding))
-    with pytest.raises(QkvError, match="UTF-16"):
-        read(tmp_path / "a.txt")
+@pytest.mark.parametrize("bad_bytes", ["error", "replace", "drop"])
+@pytest.mark.parametrize("mark", ["\ufeff", ""])
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be", "utf-32-le", "utf-32-be"])
+def test_utf16_is_refused_by_name(tmp_path: Path, encoding: str, mark: str, bad_bytes: BadBytes) -> None:
+    texts = ["x", "some text\r\n" * 1000, "一片 text"]
+    for text in texts if mark or encoding.startswith("utf-32") else texts[:-1]:
+        (tmp_path / "a.txt").write_bytes(f"{mark}{text}".encode(encoding))
+        with pytest.raises(QkvError, match=encoding[:6].upper()) as caught:
+            read(tmp_path / "a.txt", bad_bytes)
+        assert caught.value.where == str(tmp_path / "a.txt")
+        assert "iconv" in (caught.value.hint or "")
+
+
+@pytest.mark.parametrize("text", ["a list\0 with zeros\0 between\0", "\0" * 5000, "只有中文。"])
+def test_zeros_in_utf8_are_characters(tmp_path: Path, text: str) -> None:
+    (tmp_path / "a.txt").write_bytes(text.encode())
+    assert read(tmp_path / "a.txt") == text
 
 
 @pytest.mark.usefixtures("small_blocks")
@@ -87,7 +113,17 @@ def test_bad_bytes_stop_training_with_file_and_offset(tmp_path: Path) -> None:
     assert Tokenizer.train(tmp_path / "a.txt", kind="char", bad_bytes="drop").token_to_id("\ufffd") is None
 
 
-@pytest.mark.parametrize(("name", "data"), [("a.gz", b"no"), ("a.gz", gzip.compress(b"x" * 99)[:-9]), ("a.xz", b"no")])
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [
+        ("a.gz", b"no"),
+        ("a.gz", b""),
+        ("a.gz", gzip.compress(b"x" * 99)[:-9]),
+        ("a.xz", b"no"),
+        ("a.xz", b""),
+        ("a.xz", lzma.compress(b"x" * 99)[:-9]),
+    ],
+)
 def test_damaged_archives_are_named(tmp_path: Path, name: str, data: bytes) -> None:
     (tmp_path / name).write_bytes(data)
     with pytest.raises(QkvError, match="damaged"):
@@ -97,18 +133,31 @@ def test_damaged_archives_are_named(tmp_path: Path, name: str, data: bytes) -> N
 def test_a_missing_file_is_not_found(tmp_path: Path) -> None:
     with pytest.raises(NotFoundError):
         read(tmp_path / "none.txt")
-    with pytest.raises(QkvError, match="cannot be read"):
+    with pytest.raises(QkvError, match="a folder stands"):
         read(tmp_path)
 
 
-@given(st.text("ab \n\t.，。我1'", max_size=300), st.integers(5, 40), st.integers(1, 50))
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    class Broken(BytesIO):
+        def read(self, size: int | None = -1) -> bytes:
+            raise OSError(errno.EIO, "Input/output error")
+
+    with pytest.raises(QkvError, match="cannot be read: Input/output error") as caught:
+        list(read_stream(Broken(), "a stream"))
+    assert caught.value.where == "a stream"
+
+
+@given(st.text("ab \n\t.，。我1'\u3000\r", max_size=300), st.integers(1, 40), st.integers(1, 50))
 @settings(max_examples=200, deadline=None)
 def test_chunks_cut_no_piece(text: str, size: int, block: int) -> None:
     blocks = [text[start : start + block] for start in range(0, len(text), block)]
     cut = list(chunks(blocks, size))
     assert "".join(cut) == text
+    assert all(0 < len(chunk) <= size for chunk in cut)
+    assert cut == list(chunks([text], size))
     kept = list(chunks([text], size, cut_runs=False))
     assert "".join(kept) == text
+    assert kept == list(chunks(blocks, size, cut_runs=False))
     assert [piece for chunk in kept for piece in split(chunk)] == split(text)
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import shutil
 from collections.abc import Mapping
@@ -62,11 +63,10 @@ def save_checkpoint(
     """Write a complete checkpoint at `folder`, which must not exist yet. `state` is plain JSON."""
     if folder.exists():
         raise ConflictError("there is something at the checkpoint's place already", where=str(folder))
-    folder.parent.mkdir(parents=True, exist_ok=True)
     beside = folder.parent / f".{folder.name}.tmp-{os.getpid()}"
     shutil.rmtree(beside, ignore_errors=True)
     try:
-        beside.mkdir()
+        beside.mkdir(parents=True)
         (beside / "config.yaml").write_text(config.to_yaml(), encoding="utf-8")
         if tokenizer is not None:
             tokenizer.save(beside / "tokenizer")
@@ -86,10 +86,10 @@ def save_checkpoint(
         _flush(beside)
         beside.rename(folder)
         _flush(folder.parent)
-    except OSError as error:
+    except (OSError, SafetensorError) as error:  # a full disk is the latter where safetensors was writing
         shutil.rmtree(beside, ignore_errors=True)
         raise QkvError(
-            f"the checkpoint could not be written: {error.strerror}",
+            f"the checkpoint could not be written: {getattr(error, 'strerror', None) or error}",
             where=str(folder),
             hint="freeing space or another folder; earlier checkpoints are untouched",
         ) from error
@@ -123,28 +123,32 @@ def read_state(folder: Path, *, verify: bool = True) -> dict[str, Any]:
         raise NotFoundError("no complete checkpoint is here (state.json, written last, is missing)", where=str(folder))
     try:
         state: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        version, files = state["format_version"], dict(state["files"])
-    except (ValueError, KeyError, TypeError) as error:
-        raise DamagedError(f"state.json is damaged: {error}", where=str(path)) from None
+        version = state["format_version"]
+        told = dict(state["files"]) if version == FORMAT_VERSION else {}
+        files = {name: (file["bytes"], file["sha256"]) for name, file in told.items()}
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        what = f"{error} is missing" if isinstance(error, KeyError) else error
+        raise DamagedError(f"state.json is damaged: {what}", where=str(path)) from None
     if version != FORMAT_VERSION:
         raise QkvError(
             f"the checkpoint has format {version}, and this qkv reads {FORMAT_VERSION}",
             where=str(path),
             hint="the version of qkv that wrote it",
         )
-    for name, told in files.items() if verify else ():
+    for name, (size, digest) in files.items() if verify else ():
         file = folder / name
         if not file.is_file():
             raise DamagedError(f"the checkpoint's {name} is missing", where=str(folder))
-        if file.stat().st_size != told["bytes"] or sha256_of(file) != told["sha256"]:
+        if file.stat().st_size != size or sha256_of(file) != digest:
             raise DamagedError(f"{name} is not what was written", where=str(file), hint="an earlier checkpoint")
     return state
 
 
 def checkpoints_of(run: Path) -> list[Path]:
     """The complete checkpoints of a run folder, oldest first."""
-    found = [path for path in (run / "checkpoints").glob("step-*") if (path / "state.json").is_file()]
-    return sorted(found, key=lambda path: int(path.name.removeprefix("step-")))
+    steps = {path: path.name.removeprefix("step-") for path in (run / "checkpoints").glob("step-*")}
+    found = [path for path, step in steps.items() if step.isdecimal() and (path / "state.json").is_file()]
+    return sorted(found, key=lambda path: int(steps[path]))
 
 
 def best_of(checkpoints: list[Path]) -> Path:
@@ -152,7 +156,9 @@ def best_of(checkpoints: list[Path]) -> Path:
 
     def rank(path: Path) -> tuple[float, int]:
         loss = read_state(path, verify=False).get("val_loss")
-        return (float("inf") if loss is None else float(loss), -checkpoints.index(path))
+        if not isinstance(loss, int | float) or not math.isfinite(loss):
+            loss = math.inf
+        return (loss, -checkpoints.index(path))
 
     return min(checkpoints, key=rank)
 
@@ -181,7 +187,10 @@ def load_checkpoint(path: Path, *, newest: bool = False, allow: tuple[str, ...] 
     state = read_state(folder)
     config = load_config(folder / "config.yaml", allow=allow)
     tokenizer = Tokenizer.load(folder / "tokenizer") if (folder / "tokenizer").is_dir() else None
-    network = Transformer(config.model, device="meta")
+    try:
+        network = Transformer(config.model, device="meta")
+    except RuntimeError as error:  # sizes beyond what can be counted
+        raise DamagedError(f"no model has these sizes: {error}", where=str(folder / "config.yaml")) from None
     fill(network, read_tensors(folder / "model.safetensors"), folder / "model.safetensors")
     return Loaded(network, tokenizer, config, folder, state)
 
@@ -204,11 +213,18 @@ def fill(network: Transformer, tensors: Mapping[str, Tensor], where: Path) -> No
         parts = [f"missing: {', '.join(missing)}"] if missing else []
         parts += [f"unexpected: {', '.join(unexpected)}"] if unexpected else []
         raise DamagedError(f"the weights do not belong to the configuration; {'; '.join(parts)}", where=str(where))
-    for name, parameter in wanted.items():
-        if parameter.shape != tensors[name].shape:
-            raise DamagedError(
-                f"{name} has shape {list(tensors[name].shape)}, expected {list(parameter.shape)}", where=str(where)
-            )
+    wrong = [
+        f"{name} has shape {list(tensors[name].shape)}, expected {list(parameter.shape)}"
+        for name, parameter in wanted.items()
+        if parameter.shape != tensors[name].shape
+    ]
+    wrong += [
+        f"{name} holds {tensors[name].dtype}, expected floating point"
+        for name in wanted
+        if not tensors[name].is_floating_point()
+    ]
+    if wrong:
+        raise DamagedError("\n".join(wrong), where=str(where))
     network.to_empty(device="cpu")
     with torch.no_grad():
         for name, parameter in network.named_parameters():

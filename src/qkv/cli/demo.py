@@ -44,7 +44,7 @@ def demo(kind: str, steps: int | None, run_dir: Path | None, as_json: bool) -> N
         try:
             run = fit(config, run_dir=run_dir, name=f"demo-{kind}", listener=progress)
         except Interrupted as stop:
-            click.echo(f"interrupted and saved; go on with: qkv train --resume {stop.run}", err=True)
+            click.echo(str(stop), err=True)
             raise
     model = qkv.load(run.path)
     result = _gpt(model, text) if kind == "gpt" else _bert(model, text)

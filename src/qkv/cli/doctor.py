@@ -46,7 +46,7 @@ def _show(machine: Machine, checks: list[KernelCheck]) -> None:
         ("cores, threads", f"{machine.cores}, {machine.threads}"),
         ("memory", memory),
         ("device", f"{machine.device}: {machine.device_why}"),
-        ("dtype", f"{machine.dtype}: {machine.dtype_why}"),
+        ("precision", f"{machine.dtype} to train in: {machine.dtype_why}"),
         ("C++ compiler", machine.compiler or "none: torch.compile is not available on a CPU"),
     ]
     if machine.device_memory_total is not None:

@@ -85,11 +85,10 @@ def generate(
 
 
 def _stdin() -> str:
-    """All of stdin as it stands. Raises UsageError for bytes that are not UTF-8."""
-    try:
-        return sys.stdin.buffer.read().decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise UsageError("stdin is not UTF-8", where=f"byte {error.start}") from None
+    """All of stdin, by the rule for files."""
+    from qkv.tokenizer.text import read_stream
+
+    return "".join(read_stream(sys.stdin.buffer, "stdin"))
 
 
 def _stream(pieces: Any, as_json: bool) -> None:

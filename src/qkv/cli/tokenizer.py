@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from qkv.cli.common import json_option, print_json
-from qkv.config.errors import ConflictError, UsageError
+from qkv.config.errors import ConflictError, QkvError, UsageError
 
 if TYPE_CHECKING:
     from qkv.tokenizer import Tokenizer
@@ -17,13 +19,25 @@ if TYPE_CHECKING:
 KINDS = ("bpe", "unigram", "wordpiece", "word", "char", "byte")
 _FOLDER = click.Path(path_type=Path)
 
-bad_bytes_option = click.option(
-    "--bad-bytes",
-    type=click.Choice(["error", "replace", "drop"]),
-    default="error",
-    show_default=True,
-    help="Bytes that are not UTF-8: stop and name them, put U+FFFD, or leave them out.",
-)
+
+def bad_bytes_option(command: Callable[..., None]) -> Callable[..., None]:
+    """Adds --bad-bytes, by which name errors call it too."""
+
+    @functools.wraps(command)
+    def run(**options: Any) -> None:
+        try:
+            command(**options)
+        except QkvError as error:
+            error.hint = error.hint and error.hint.replace("bad_bytes=", "--bad-bytes ")
+            raise
+
+    return click.option(
+        "--bad-bytes",
+        type=click.Choice(["error", "replace", "drop"]),
+        default="error",
+        show_default=True,
+        help="Bytes that are not UTF-8: stop and name them, put U+FFFD, or leave them out.",
+    )(run)
 
 
 @click.group()
@@ -109,13 +123,14 @@ def encode(
     loaded = _load(path)
     if text is not None and text_file is not None:
         raise UsageError("there are two texts: TEXT and --text-file", hint="one of them")
-    if text is None:
-        from qkv.tokenizer.text import read_blocks, read_stream
+    from qkv.tokenizer.text import normalize, read_blocks, read_stream
 
-        if text_file:
-            text = "".join(read_blocks(text_file, bad_bytes))
-        else:
-            text = "".join(read_stream(sys.stdin.buffer, "standard input", bad_bytes))
+    if text is not None:
+        text = normalize(text)
+    elif text_file:
+        text = "".join(read_blocks(text_file, bad_bytes))
+    else:
+        text = "".join(read_stream(sys.stdin.buffer, "standard input", bad_bytes))
     ids = loaded.encode(text, parse_special=parse_special, add_special=add_special, strict=strict)
     if as_json:
         print_json({"ids": ids})
@@ -160,7 +175,9 @@ def explain(words: tuple[str, ...], path: Path | None, as_json: bool) -> None:
         words = words[1:]
     if len(words) != 1:
         raise UsageError(f"explain takes one TEXT, got {len(words)} arguments", hint="quotes around the text")
-    explanation = (_load(path) if path else _toy()).explain(words[0])
+    from qkv.tokenizer.text import normalize
+
+    explanation = (_load(path) if path else _toy()).explain(normalize(words[0]))
     if as_json:
         print_json(explanation.to_dict())
         return

@@ -39,7 +39,7 @@ def train(
                 name = Path(config).stem
                 run = fit(Config.load(config, *overrides), run_dir=run_dir, name=name, listener=progress)
         except Interrupted as stop:
-            click.echo(f"interrupted and saved; go on with: qkv train --resume {stop.run}", err=True)
+            click.echo(str(stop), err=True)
             raise
     if not as_json:
         click.echo(f"{run.path}\ntry it: qkv generate {run.path} --prompt TEXT", err=True)
@@ -52,6 +52,6 @@ def _steps(config: str | None, overrides: tuple[str, ...], run_dir: Path | None)
         raise UsageError("--resume goes on inside its own folder", hint="leaving --run-dir out")
     for text in given:
         key, _, value = text.partition("=")
-        if key != "train.steps" or not value.isdigit():
+        if key != "train.steps" or not value.isdecimal():
             raise UsageError(f"only train.steps=N may change when a run goes on, got `{text}`")
     return int(given[-1].partition("=")[2]) if given else None

@@ -1,6 +1,6 @@
 """Files -> documents -> ids -> batches of inputs and labels.
 
-Reading and tokenising need numpy only; what needs torch is imported on first use.
+Reading and tokenising never import torch; what needs it is imported on first use.
 """
 
 from __future__ import annotations
@@ -8,8 +8,9 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from qkv.data.documents import normalize, read_documents, read_pieces
+from qkv.data.documents import read_documents, read_pieces
 from qkv.data.prepare import Corpus, Prepared, prepare
+from qkv.tokenizer.text import normalize
 
 if TYPE_CHECKING:
     from qkv.data.batches import Batch, BatchLoader, validation_batches

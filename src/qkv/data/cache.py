@@ -29,8 +29,9 @@ from numpy.typing import NDArray
 
 from qkv.config.errors import QkvError
 from qkv.config.run import DataConfig
-from qkv.data.documents import Piece, existing_file, open_file, read_pieces
+from qkv.data.documents import Piece, read_pieces
 from qkv.data.split import ContentHash
+from qkv.tokenizer.text import existing_file, open_file
 
 if TYPE_CHECKING:
     from qkv.tokenizer.tokenizer import Tokenizer

@@ -11,23 +11,35 @@ import hashlib
 import json
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from qkv.config.errors import ConfigError, QkvError
 from qkv.config.run import Config, DataConfig
-from qkv.data.documents import open_file, read_pieces
+from qkv.data.documents import read_pieces
+from qkv.tokenizer.text import open_file
 from qkv.tokenizer.tokenizer import Tokenizer
 
 FORMAT_VERSION = 1
 
 
+@dataclass(frozen=True)
+class _TrainingTexts:
+    """What the model will see, read as often as wanted: some kinds learn in two passes, and none holds the corpus."""
+
+    data: DataConfig
+
+    def __iter__(self) -> Iterator[str]:
+        return (piece.text for piece in read_pieces(self.data.train, self.data))
+
+
 def tokenizer_for(config: Config, cache_dir: str | Path) -> Tokenizer:
     """The tokenizer at `tokenizer.path`, or one of `tokenizer.kind` trained on the files of `data.train`.
 
-    Without `tokenizer.vocab_size` a trained one fills `model.vocab_size`, where that is given. The text is what the
-    model will see (`qkv.data.documents`), documents that are held out for validation by a fraction included. Bytes need
-    no training.
+    Without `tokenizer.vocab_size` a trained one fills `model.vocab_size`, where that is given. It learns from the very
+    pieces that training tokenises (`read_pieces`), documents that are held out for validation by a fraction included.
+    Bytes need no training.
 
     Raises ConfigError when there is nothing to train on, and what `Tokenizer.load`, `Tokenizer.train` and `read_pieces`
     raise.
@@ -52,8 +64,7 @@ def tokenizer_for(config: Config, cache_dir: str | Path) -> Tokenizer:
             return Tokenizer.load(folder)
         except QkvError:  # damaged: made anew
             shutil.rmtree(folder, ignore_errors=True)
-    texts = (piece.text for piece in read_pieces(config.data.train, config.data))
-    tokenizer = Tokenizer.train(texts, kind=wanted.kind, vocab_size=vocab_size)
+    tokenizer = Tokenizer.train(_TrainingTexts(config.data), kind=wanted.kind, vocab_size=vocab_size)
     _keep(tokenizer, folder)
     return tokenizer
 

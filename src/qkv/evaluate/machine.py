@@ -18,8 +18,8 @@ PACKAGES = ("qkv", "torch", "numpy", "tokenizers", "safetensors", "pydantic", "m
 
 @dataclass(frozen=True)
 class Machine:
-    """`device` and `dtype` are what `auto` means here, each with the reason. `compiler`: the C++ compiler that
-    `torch.compile` would use, None without one. Memory in bytes, None where the system does not say; a container's
+    """`device` and `dtype` are what `auto` means for training here, each with the reason. `compiler`: the C++ compiler
+    that `torch.compile` would use, None without one. Memory in bytes, None where the system does not say; a container's
     limit counts."""
 
     versions: dict[str, str | None]

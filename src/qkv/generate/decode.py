@@ -7,7 +7,7 @@ Shapes: B rows of the batch, T tokens, S source tokens, W feature width, V vocab
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
@@ -81,6 +81,7 @@ class Decoding:
         self._end_full_rows(range(len(self.prompts)))
         self._batch = self.running
         self._source, self._source_lengths = source, source_lengths
+        self._modules = list(network.modules())  # walking the tree anew would cost a tenth of a small model's step
         self._cache = network.new_cache(len(self._batch)) if use_cache else None
 
     @property
@@ -98,7 +99,7 @@ class Decoding:
 
     @torch.inference_mode()
     def _step(self, running: list[int]) -> list[Token]:
-        with evaluating(self.network):
+        with evaluating(self._modules):
             scores_BV = self._uncached(running) if self._cache is None else self._cached(running, self._cache)
         # on the CPU whatever the device: the same seed gives the same draw everywhere
         scores_BV = scores_BV.float().cpu()
@@ -217,9 +218,9 @@ def device_of(network: nn.Module) -> torch.device:
 
 
 @contextmanager
-def evaluating(network: nn.Module) -> Iterator[None]:
+def evaluating(modules: Iterable[nn.Module]) -> Iterator[None]:
     """Without dropout; every module's own mode is restored."""
-    training = [module for module in network.modules() if module.training]
+    training = [module for module in modules if module.training]
     for module in training:
         module.training = False
     try:

@@ -16,6 +16,7 @@ from qkv.generate.decode import check_ids, device_of, evaluating, pad
 from qkv.generate.prompts import begun, end_of
 from qkv.generate.sampling import refuse_non_finite
 from qkv.nn.transformer import Transformer
+from qkv.tokenizer.text import normalize
 from qkv.tokenizer.tokenizer import Tokenizer
 
 
@@ -44,7 +45,7 @@ def fill_mask(network: Transformer, tokenizer: Tokenizer | None, text: str, top:
     if tokenizer is None or tokenizer.mask_id is None:
         raise UsageError("the model's tokenizer has no mask token")
     spellings = {"[MASK]", "<mask>", tokenizer.id_to_token(tokenizer.mask_id)}
-    parts = re.split("|".join(map(re.escape, sorted(spellings))), text)
+    parts = re.split("|".join(map(re.escape, sorted(spellings))), normalize(text))
     if len(parts) == 1:
         raise UsageError("the text has no mask to fill", hint='"Paris is the [MASK] of France."')
     if tokenizer.kind in ("bpe", "unigram", "word"):
@@ -54,7 +55,7 @@ def fill_mask(network: Transformer, tokenizer: Tokenizer | None, text: str, top:
         ids += [tokenizer.mask_id, *tokenizer.encode(part)]
     ids = begun(tokenizer, ids) + end_of(tokenizer)
     check_ids(ids, network.config.vocab_size, "the text")
-    with evaluating(network):
+    with evaluating(network.modules()):
         scores_TV = network(pad([ids], device_of(network))[0])[0].float().cpu()
     result = []
     for place, token_id in enumerate(ids):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from qkv.config.errors import UsageError
+from qkv.tokenizer.text import normalize
 from qkv.tokenizer.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int]
@@ -28,10 +29,13 @@ def end_of(tokenizer: Tokenizer | None) -> list[int]:
 
 
 def text_ids(tokenizer: Tokenizer | None, text: str, *, parse_special: bool = False) -> list[int]:
-    """The ids of a text and nothing else. Raises UsageError where there is no tokenizer."""
+    """The ids of a text, read by the rule of `qkv.tokenizer.text`, and nothing else.
+
+    Raises UsageError where there is no tokenizer.
+    """
     if tokenizer is None:
         raise UsageError("the model has no tokenizer, so it cannot read text", hint="ids instead of text")
-    return tokenizer.encode(text, parse_special=parse_special)
+    return tokenizer.encode(normalize(text), parse_special=parse_special)
 
 
 def prompt_ids(tokenizer: Tokenizer | None, prompt: Prompt, *, parse_special: bool = False) -> list[int]:

@@ -39,7 +39,7 @@ def log_probabilities(
     device, cache = device_of(network), network.new_cache(1)
     given: dict[str, Tensor | None] = {} if source is None else {"source": source}
     result: list[Ranked] = []
-    with evaluating(network):
+    with evaluating(network.modules()):
         if start > 1:
             network(pad([ids[: start - 1]], device)[0], cache=cache, logits="last", **given)
             given = {}

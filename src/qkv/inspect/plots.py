@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from matplotlib import rc_context
+from matplotlib import font_manager, rc_context
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import ListedColormap
@@ -45,9 +46,39 @@ _STYLE: Any = {
     "legend.frameon": False,
     "svg.fonttype": "none",
     "pdf.fonttype": 42,
+    "text.parse_math": False,
 }
 _VALIDATION: dict[str, Any] = {"linewidth": 1.8, "marker": "o", "markersize": 4}
 _FOOTER: dict[str, Any] = {"fontsize": 7.5, "color": "0.45"}
+
+
+CHINESE_FONTS = (
+    "Noto Sans CJK SC",
+    "Source Han Sans SC",
+    "PingFang SC",
+    "Microsoft YaHei",
+    "WenQuanYi Zen Hei",
+    "WenQuanYi Micro Hei",
+    "SimHei",
+)
+"""Fonts for what Matplotlib's own cannot draw, where they are installed."""
+
+
+@cache
+def _fonts() -> tuple[str, ...]:
+    installed = {entry.name for entry in font_manager.fontManager.ttflist}
+    return ("DejaVu Sans", *(name for name in CHINESE_FONTS if name in installed))
+
+
+def drawable(text: str) -> str:
+    """The text with characters that no font here can draw written as codes: a name must not become a row of boxes."""
+    fonts = [font_manager.get_font(font_manager.findfont(name)) for name in _fonts()]
+    known = {character: any(font.get_char_index(ord(character)) for font in fonts) for character in set(text)}
+    return "".join(character if known[character] else f"U+{ord(character):04X} " for character in text).rstrip()
+
+
+def _style() -> Any:
+    return rc_context({**_STYLE, "font.family": list(_fonts())})
 
 
 def check_format(path: Path) -> None:
@@ -62,7 +93,7 @@ def save_plot(axes: Axes, path: Path) -> None:
     figure = axes.get_figure(root=True)
     assert figure is not None
     try:
-        with rc_context(_STYLE):
+        with _style():
             figure.savefig(path, dpi=160, metadata={"Creator": "qkv"} if path.suffix.lower() != ".png" else None)
     except OSError as error:
         raise QkvError(f"the plot cannot be written: {error.strerror or error}", where=str(path)) from None
@@ -99,7 +130,7 @@ def plot_loss(runs: Sequence[Path], axes: Axes | None = None) -> Axes:
     if not runs:
         raise UsageError("which run? a run folder such as runs/latest", hint="`qkv runs` for the list")
     drawn = [(_name(run), read_metrics(run)) for run in runs]
-    with rc_context(_STYLE):
+    with _style():
         axes = _axes(axes, 7.5, 4.6)
         handles = [Line2D([], [], color="0.4", linewidth=1, alpha=0.6, label="training")]
         for index, (name, metrics) in enumerate(drawn):
@@ -127,7 +158,7 @@ def plot_loss(runs: Sequence[Path], axes: Axes | None = None) -> Axes:
 
 def _name(run: Path) -> str:
     """The run's own name; of runs/latest, that of the run it points at."""
-    return run.resolve().name
+    return drawable(run.resolve().name)
 
 
 # --- positions --------------------------------------------------------------------------------------------------------
@@ -176,7 +207,7 @@ def plot_positions(
     """The heat-map of positions, red below zero and blue above: position downwards, dimension to the right."""
     values = np.asarray(table_PM, dtype=np.float32)
     limit = 1.0 if kind == "sinusoidal" else max(float(np.abs(values).max()), 1e-12)
-    with rc_context(_STYLE):
+    with _style():
         axes = _axes(axes, 8.0, 5.2)
         image = axes.imshow(
             values, cmap="RdBu", vmin=-limit, vmax=limit, aspect="auto", interpolation="nearest", origin="upper"
@@ -216,7 +247,7 @@ def plot_masks(length: int = 12) -> list[Axes]:
     examples = mask_examples()
     columns = 3
     rows = math.ceil(len(examples) / columns)
-    with rc_context(_STYLE):
+    with _style():
         figure = _figure(9.6, 3.5 * rows + 0.5)
         grid: list[Axes] = list(figure.subplots(rows, columns).flat)
         for axes, (title, (rule, meaning)) in zip(grid, examples.items(), strict=True):

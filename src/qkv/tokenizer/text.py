@@ -1,7 +1,10 @@
-"""Text from files and documents, in chunks that fit memory.
+"""Text from outside, in chunks that fit memory.
 
-The stated rule for bytes: UTF-8, always. A leading byte order mark is dropped; line ends stay as they are (`\\r\\n` is
-two characters, in training and in use alike); UTF-16 is refused. `.gz` and `.xz` are read as they are.
+The rule, for files, standard input and prompts, in training and serving alike: UTF-8, always; one leading byte order
+mark is dropped; CRLF becomes LF, a lone CR stays. UTF-16 and UTF-32 are refused by name. Files named `.gz` or `.xz` are
+decompressed while they are read. Bytes that are not UTF-8 are an error, or become U+FFFD, or are dropped.
+
+A `str` given to a `Tokenizer` is taken as it stands: `encode` and `decode` change no byte.
 """
 
 from __future__ import annotations
@@ -10,12 +13,15 @@ import codecs
 import gzip
 import lzma
 import os
+import re
 import zlib
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from io import BufferedIOBase
 from pathlib import Path
-from typing import BinaryIO, Literal, cast
+from typing import BinaryIO, Literal
 
-from qkv.config.errors import NotFoundError, QkvError, UsageError
+from qkv.config.errors import NotFoundError, QkvError, UsageError, nearest
 
 BadBytes = Literal["error", "replace", "drop"]
 TextSource = str | os.PathLike[str]
@@ -23,101 +29,155 @@ TextSource = str | os.PathLike[str]
 
 _BLOCK = 1 << 20
 _CHUNK = 1 << 16
-_BLANKS = " \n\t\r"
-_STOPS = "。，、；：！？"
+_DECODER_ERRORS = {"error": "strict", "replace": "replace", "drop": "ignore"}
+_BYTE_ORDER_MARKS = {  # that of UTF-32 begins with that of UTF-16
+    codecs.BOM_UTF32_LE: "UTF-32",
+    codecs.BOM_UTF32_BE: "UTF-32",
+    codecs.BOM_UTF16_LE: "UTF-16",
+    codecs.BOM_UTF16_BE: "UTF-16",
+}
+_WORD_END = r"[^\W_](?=[ \n，。、；：！？])"
+_NEXT_WORD_END = re.compile(_WORD_END)
+_LAST_WORD_END = re.compile(f".*{_WORD_END}", re.DOTALL)
 
 
-def read_blocks(path: str | os.PathLike[str], bad_bytes: BadBytes = "error") -> Iterator[str]:
-    """The text of a file in blocks of at most 1 MiB (unpacked), as it stands but for a leading byte order mark.
+# --- reading ----------------------------------------------------------------------------------------------------------
 
-    `bad_bytes` says what becomes of bytes that are not UTF-8: QkvError with file and byte offset, U+FFFD, or nothing.
-    Raises NotFoundError, and QkvError for damaged archives and UTF-16.
+
+def normalize(text: str) -> str:
+    """The text as a model sees it in training: without a leading byte order mark, CRLF as LF."""
+    return text.removeprefix("\ufeff").replace("\r\n", "\n")
+
+
+def read_blocks(
+    path: str | os.PathLike[str], bad_bytes: BadBytes = "error", *, option: str = "bad_bytes"
+) -> Iterator[str]:
+    """The text of a file, by the rule above, in blocks of at most 1 MiB.
+
+    `option`: what `bad_bytes` is called where people set it. Raises NotFoundError, and QkvError: bytes that are not
+    UTF-8 (file and byte offset), UTF-16 and UTF-32, a damaged archive.
     """
-    path = Path(path)
-    note = " of the unpacked text" if path.suffix in (".gz", ".xz") else ""
-    with _open(path) as file:
-        try:
-            yield from read_stream(file, str(path), bad_bytes, note)
-        except (gzip.BadGzipFile, lzma.LZMAError, zlib.error, EOFError) as error:
-            raise QkvError(f"the file is damaged: {error}", where=str(path)) from None
+    with open_file(Path(path)) as file:
+        yield from read_stream(file, str(path), bad_bytes, option=option)
 
 
-def read_stream(file: BinaryIO, name: str, bad_bytes: BadBytes = "error", note: str = "") -> Iterator[str]:
+def read_stream(
+    file: BinaryIO | BufferedIOBase, name: str, bad_bytes: BadBytes = "error", *, option: str = "bad_bytes"
+) -> Iterator[str]:
     """`read_blocks` of an open file; errors speak of `name`."""
-    errors = {"error": "strict", "replace": "replace", "drop": "ignore"}.get(bad_bytes)
-    if errors is None:
+    if bad_bytes not in _DECODER_ERRORS:
         raise UsageError(f"bad_bytes is error, replace or drop, not {bad_bytes!r}")
-    decoder = codecs.getincrementaldecoder("utf-8")(errors)
-    block = file.read(_BLOCK)
-    if block.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        raise QkvError("this text is UTF-16", where=name, hint="converting it to UTF-8 first")
-    offset = len(codecs.BOM_UTF8) if block.startswith(codecs.BOM_UTF8) else 0
-    block = block[offset:]
+    decoder = codecs.getincrementaldecoder("utf-8")(_DECODER_ERRORS[bad_bytes])
+    block = _read(file, name)
+    if encoding := _wide_encoding(block[:4096]):
+        raise QkvError(
+            f"the text is {encoding}, and text is read as UTF-8",
+            where=name,
+            hint=f"iconv -f {encoding} -t UTF-8 OLD > NEW",
+        )
+    offset, begun, carriage_return = 0, False, ""
     while True:
-        waiting = len(decoder.getstate()[0])  # bytes of a character that the last block cut
+        undecoded = len(decoder.getstate()[0])  # bytes of a character that began in the last block
         try:
-            text = decoder.decode(block, final=not block)
+            text = carriage_return + decoder.decode(block, final=not block)
         except UnicodeDecodeError as error:
-            wrong = error.object[error.start : error.end].hex(" ")
+            wrong = " ".join(f"0x{byte:02x}" for byte in error.object[error.start : error.end])
+            unpacked = " of the decompressed text" if isinstance(file, gzip.GzipFile | lzma.LZMAFile) else ""
             raise QkvError(
                 f"bytes that are not UTF-8: {wrong}",
-                where=f"{name}: byte {offset - waiting + error.start}{note}",
-                hint="bad_bytes=replace or drop (--bad-bytes), or converting the text to UTF-8",
-            ) from None
-        if text:
+                where=f"{name}: byte {offset - undecoded + error.start}{unpacked}",
+                hint=f"{option}=replace or {option}=drop",
+            ) from error
+        if not begun and text:
+            text, begun = text.removeprefix("\ufeff"), True
+        carriage_return = "\r" if block and text.endswith("\r") else ""  # its "\n" may begin the next block
+        if text := text.removesuffix(carriage_return).replace("\r\n", "\n"):
             yield text
         if not block:
             return
         offset += len(block)
-        block = file.read(_BLOCK)
+        block = _read(file, name)
 
 
-def _open(path: Path) -> BinaryIO:
+def existing_file(path: Path) -> Path:
+    """The path itself. Raises QkvError for a folder, and NotFoundError, which names the nearest file there is."""
+    if path.is_dir():
+        raise QkvError("a folder stands where a file is expected", where=str(path))
+    if not path.exists():
+        beside = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
+        guess = nearest(path.name, beside)
+        hint = str(path.with_name(guess)) if guess else "a path relative to the folder you are in"
+        raise NotFoundError("there is no such file", where=str(path), hint=hint)
+    return path
+
+
+def open_file(path: Path, *, decompress: bool = True) -> BufferedIOBase:
+    """A file as bytes, of an archive the content. Raises what `existing_file` raises, and QkvError."""
+    existing_file(path)
     try:
-        if path.suffix == ".gz":
-            return cast(BinaryIO, gzip.open(path, "rb"))
-        if path.suffix == ".xz":
-            return cast(BinaryIO, lzma.open(path, "rb"))
-        return path.open("rb")
-    except FileNotFoundError:
-        raise NotFoundError("there is no such file", where=str(path)) from None
+        match path.suffix if decompress else "":
+            case ".gz":
+                if path.stat().st_size == 0:  # for gzip no error but an empty text
+                    raise QkvError("the archive is damaged or cut off: it has no content", where=str(path))
+                return gzip.open(path)
+            case ".xz":
+                return lzma.open(path)
+            case _:
+                return path.open("rb")
     except OSError as error:
-        raise QkvError(f"the file cannot be read: {error.strerror}", where=str(path)) from None
+        raise QkvError(f"the file cannot be read: {error.strerror}", where=str(path)) from error
+
+
+def _read(file: BinaryIO | BufferedIOBase, name: str) -> bytes:
+    try:
+        return file.read(_BLOCK)
+    except (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile) as error:
+        raise QkvError(f"the archive is damaged or cut off: {error}", where=name) from error
+    except OSError as error:
+        raise QkvError(f"the file cannot be read: {error.strerror}", where=name) from error
+
+
+def _wide_encoding(head: bytes) -> str | None:
+    """UTF-16 or UTF-32 if a text that begins so is in it, with a byte order mark or without."""
+    for mark, name in _BYTE_ORDER_MARKS.items():
+        if head.startswith(mark):
+            return name
+    for encoding in ("utf-32-le", "utf-32-be"):  # has a zero in four bytes, which no other text is valid with
+        with suppress(UnicodeDecodeError):
+            text = head[: len(head) // 4 * 4].decode(encoding)
+            if text and "\0" not in text:
+                return "UTF-32"
+    # Latin text in UTF-16 has a zero in every other byte, and is valid UTF-8 too
+    few, many = sorted(head[side::2].count(0) for side in (0, 1))
+    return "UTF-16" if few == 0 and many >= max(1, 0.2 * len(head)) else None
+
+
+# --- cutting ----------------------------------------------------------------------------------------------------------
 
 
 def chunks(blocks: Iterable[str], size: int = _CHUNK, *, cut_runs: bool = True) -> Iterator[str]:
-    """The same text in chunks of about `size` characters, cut where no piece of text is ever cut anyway.
+    """The same text in chunks of at most `size` characters; the cuts depend on the text alone, not on the blocks.
 
-    That is before white space, or between a letter and a Chinese full stop, comma and the like. An unbroken run longer
-    than `size` is cut in the middle, or kept whole without `cut_runs`.
+    They are before a space, a line end or a Chinese stop that follows a letter or digit: there a word begins for every
+    pre-tokenizer in use, so no id changes. A run that offers no such place is cut in the middle, or kept whole without
+    `cut_runs`.
     """
-    rest = ""
+    held = ""
     for block in blocks:
-        text, start = rest + block, 0
-        while len(text) - start > size:
-            end = _last_break(text, start, start + size)
-            if end is None:
-                end = start + size if cut_runs else _next_break(text, start + size)
-            yield text[start:end]
-            start = end
-        rest = text[start:]
-    if rest:
-        yield rest
-
-
-def _last_break(text: str, start: int, end: int) -> int | None:
-    place = max(text.rfind(blank, start + 1, end) for blank in _BLANKS)
-    while place > start and text[place - 1] in _BLANKS:
-        place -= 1
-    if place > start:
-        return place
-    place = max(text.rfind(stop, start + 1, end) for stop in _STOPS)
-    return place if place > start and text[place - 1].isalnum() else None
-
-
-def _next_break(text: str, start: int) -> int:
-    found = [place for blank in _BLANKS if (place := text.find(blank, start)) > 0 and text[place - 1] not in _BLANKS]
-    return min(found, default=len(text))
+        held += block
+        start = 0
+        while len(held) - start > size:
+            found = _LAST_WORD_END.match(held, start, start + size + 1)
+            if found is None and not cut_runs:
+                found = _NEXT_WORD_END.search(held, start + size)
+                if found is None:
+                    break
+            stop = found.end() if found else start + size
+            yield held[start:stop]
+            start = stop
+        held = held[start:]
+    if held:
+        yield held
 
 
 def check_text(text: str) -> None:

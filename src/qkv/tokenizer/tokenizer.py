@@ -67,9 +67,9 @@ class Tokenizer:
     ) -> Tokenizer:
         """Learn a vocabulary of at most `vocab_size` ids (special tokens included) from texts and files.
 
-        A `str` is a text, a `Path` is a file (UTF-8, `.gz`, `.xz`) and is streamed. `kind` is bpe, unigram, wordpiece,
-        word, char or byte; without `vocab_size`, char keeps every character and the others have 4,096 ids. `special`
-        maps roles to tokens (default: `training.DEFAULT_SPECIAL`). The same text gives the same tokenizer.
+        A `str` is a text; a `Path` is a file, streamed by the rule of `qkv.tokenizer.text`. `kind` is bpe, unigram,
+        wordpiece, word, char or byte; without `vocab_size`, char keeps every character and the others have 4,096 ids.
+        `special` maps roles to tokens (default: `training.DEFAULT_SPECIAL`). The same text gives the same tokenizer.
         Raises UsageError, NotFoundError, and QkvError with file and byte for text that is not UTF-8.
         """
         roles = dict(training.DEFAULT_SPECIAL if special is None else special)

@@ -8,6 +8,7 @@ its checkpoint: weights, optimiser, generators, the place in the data.
 from __future__ import annotations
 
 import math
+import shlex
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -22,7 +23,8 @@ from torch import nn
 
 from qkv.checkpoint.store import find_checkpoint, load_checkpoint, read_tensors, save_checkpoint
 from qkv.config.base import EVERY_PACKAGE
-from qkv.config.errors import ConfigError, QkvError, UsageError
+from qkv.config.errors import ConfigError, ConflictError, QkvError, UsageError
+from qkv.config.load import load_config
 from qkv.config.paths import cache_folder
 from qkv.config.run import Config
 from qkv.data.batches import Batch, BatchLoader, validation_batches
@@ -32,7 +34,7 @@ from qkv.nn.transformer import Output, Transformer
 from qkv.tokenizer.tokenizer import Tokenizer
 from qkv.train.compute import Compute, choose_compute, compile_blocks
 from qkv.train.optimizer import build_optimizer
-from qkv.train.run_folder import RunFolder
+from qkv.train.run_folder import RunFolder, require_space, require_unused
 from qkv.train.schedule import share_of_peak
 
 Listener = Callable[[dict[str, Any]], None]
@@ -43,7 +45,7 @@ class Interrupted(KeyboardInterrupt):
     """Ctrl-C, after the run was saved; `run` is its folder."""
 
     def __init__(self, run: Path) -> None:
-        super().__init__()
+        super().__init__(f"interrupted and saved; go on with: qkv train --resume {shlex.quote(str(run))}")
         self.run = run
 
 
@@ -68,6 +70,9 @@ def fit(
 
     Raises QkvError for what cannot be trained; Interrupted after Ctrl-C, when everything has been saved.
     """
+    place = Path(run_dir) if run_dir else None
+    if place is not None:
+        require_unused(place)
     tokenizer = tokenizer_for(config, cache_folder())
     config = _sized(config, tokenizer)
     prepared = prepare(config, tokenizer, cache_folder() / "data")
@@ -75,7 +80,7 @@ def fit(
     network = Transformer(config.model, generator=generator)
     compute = choose_compute(config.train, network)
     trainer = Trainer(config, network, tokenizer, prepared, compute, listener)
-    run = RunFolder.create(config, name, Path(run_dir) if run_dir else None)
+    run = RunFolder.create(config, name, place, space=trainer.space)
     return trainer.run_in(run)
 
 
@@ -85,12 +90,21 @@ def resume(run_dir: str | Path, *, steps: int | None = None, listener: Listener 
     On one CPU the result is bit for bit that of a run that never stopped.
     """
     folder = find_checkpoint(Path(run_dir), newest=True)
+    run = RunFolder(folder.resolve().parent.parent)
+    if folder.resolve() not in run.checkpoints:
+        raise UsageError("this model is not in a run that could go on", where=str(folder))
+    if folder.resolve() != run.checkpoints[-1]:
+        raise ConflictError(
+            "the run has gone on from this checkpoint",
+            where=str(folder),
+            hint=f"--resume {run.path}, which goes on from {run.checkpoints[-1].name}, or removing the later ones",
+        )
     # the run's own configuration: its import paths were the user's choice when the run began
     loaded = load_checkpoint(folder, allow=EVERY_PACKAGE)
     training = read_tensors(folder / "training.safetensors")
     config = loaded.config
     if steps is not None:
-        config = config.model_copy(update={"train": config.train.model_copy(update={"steps": steps})})
+        config = load_config(folder / "config.yaml", [f"train.steps={steps}"])
     if loaded.tokenizer is None:
         raise QkvError("the checkpoint has no tokenizer", where=str(folder))
     prepared = prepare(config, loaded.tokenizer, cache_folder() / "data")
@@ -104,7 +118,7 @@ def resume(run_dir: str | Path, *, steps: int | None = None, listener: Listener 
     compute = choose_compute(config.train, loaded.network, compiled=bool(loaded.state["compiled"]))
     trainer = Trainer(config, loaded.network, loaded.tokenizer, prepared, compute, listener)
     trainer.take_up(loaded.state, training)
-    run = RunFolder(folder.parent.parent)
+    require_space(run.path, trainer.space)
     run.forget_after(trainer.step)
     return trainer.run_in(run)
 
@@ -168,7 +182,6 @@ class Trainer:
             raise UsageError(
                 f"the run has taken all its {self.step} steps", where=str(run.path), hint="train.steps=N for more"
             )
-        run.require_space(2 * self._checkpoint_bytes())
         self._tell_start(run)
         with _global_generators(self), _interrupts() as interrupted:
             while self.step < train.steps:
@@ -196,14 +209,12 @@ class Trainer:
             (output.loss_sum / targets).backward()  # type: ignore[no-untyped-call]
             total += output.loss_sum.item()
         loss = total / targets
-        if not math.isfinite(loss):
-            raise QkvError(
-                f"the loss is {loss} at step {self.step + 1}",
-                hint="a lower learning rate, or train.clip=1.0; the last checkpoint is intact",
-            )
+        self._require_finite("loss", loss, self.step + 1)
         parameters = [parameter for parameter in self.network.parameters() if parameter.grad is not None]
         clip = self.config.train.clip
         norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+        grad_norm = norm.item()
+        self._require_finite("gradient norm", grad_norm, self.step + 1)
         if clip is not None:
             nn.utils.clip_grads_with_norm_(parameters, clip, norm)
         self.step += 1
@@ -211,17 +222,24 @@ class Trainer:
         lr = self.optimizer.step(share)
         self.optimizer.zero_grad()
         self.tokens += targets
-        self.loss = loss
+        self.loss, self.val_loss = loss, None
         elapsed = time.perf_counter() - started
         self.seconds += elapsed
         return {
             "step": self.step,
             "loss": loss,
             "lr": lr,
-            "grad_norm": norm.item(),
+            "grad_norm": grad_norm,
             "tokens": self.tokens,
             "tokens_per_second": targets / elapsed,
         }
+
+    def _require_finite(self, name: str, value: float, step: int) -> None:
+        if not math.isfinite(value):
+            raise QkvError(
+                f"the {name} is {value} at step {step}",
+                hint="a lower learning rate, or train.clip=1.0; the last checkpoint is intact",
+            )
 
     def _forward(self, batch: Batch) -> Output:
         batch = batch.to(self.compute.device)
@@ -290,6 +308,7 @@ class Trainer:
 
     def _log_validation(self, run: RunFolder) -> None:
         self.val_loss = self.validate()
+        self._require_finite("validation loss", self.val_loss, self.step)
         record = {"step": self.step, "tokens": self.tokens, "val_loss": self.val_loss}
         run.log(record)
         self.tell({"event": "validation", **record})
@@ -331,8 +350,10 @@ class Trainer:
             if abs(probe - told) > 1e-2 * max(abs(told), 1.0):
                 raise QkvError(f"the model that was loaded is not the one that was saved ({told:.6f}, {probe:.6f})")
 
-    def _checkpoint_bytes(self) -> int:
-        return sum(3 * 4 * parameter.numel() for parameter in self.network.parameters())
+    @property
+    def space(self) -> int:
+        """Bytes that two checkpoints take: weights and two moments in float32."""
+        return 2 * sum(3 * 4 * parameter.numel() for parameter in self.network.parameters())
 
 
 def _due(step: int, every: int | None) -> bool:
@@ -357,11 +378,8 @@ def _write_generators(states: dict[str, torch.Tensor], device: torch.device) -> 
 
 def _generator_state(seed: int, device: torch.device) -> dict[str, torch.Tensor]:
     """The states that dropout starts from, leaving the caller's as they are."""
-    before = _read_generators(device)
-    torch.manual_seed(seed)
-    states = _read_generators(device)
-    _write_generators(before, device)
-    return states
+    places = {"cpu", "cuda"} if device.type == "cuda" else {"cpu"}
+    return {place: torch.Generator(place).manual_seed(seed).get_state() for place in places}
 
 
 @contextmanager

@@ -20,6 +20,11 @@ from qkv.nn.block import Block
 from qkv.nn.transformer import Transformer
 
 Named = dict[str, nn.Parameter]
+REMEMBERED: dict[type[TorchOptimizer], tuple[str, ...]] = {
+    torch.optim.AdamW: ("step", "exp_avg", "exp_avg_sq"),
+    torch.optim.Muon: ("momentum_buffer",),
+}
+"""What an optimiser keeps for each parameter: numbers, and tensors of the parameter's shape."""
 
 
 class Optimizer:
@@ -77,15 +82,21 @@ class Optimizer:
             for group in optimizer.param_groups:
                 for parameter in group["params"]:
                     name = self.names[id(parameter)]
-                    if name not in by_name:
+                    found = by_name.get(name, {})
+                    keys = REMEMBERED.get(type(optimizer), tuple(found))
+                    faulty = [key for key in keys if key not in found or not _fits(found[key], parameter)]
+                    if not found or faulty:
                         raise QkvError(
-                            f"the optimiser's state of {name} is missing", hint="resuming with the run's own optimiser"
+                            f"the optimiser's state of {name} is missing or damaged: {', '.join(faulty or keys)}",
+                            hint="resuming with the run's own optimiser",
                         )
                     optimizer.state[parameter] = {
-                        # step counters stay where the optimiser keeps them; moments live with their parameter
-                        key: value.clone() if value.dim() == 0 else value.to(parameter.device).clone()
-                        for key, value in by_name[name].items()
+                        key: value.to(parameter.device, copy=True) for key, value in found.items()
                     }
+
+
+def _fits(remembered: Tensor, parameter: Tensor) -> bool:
+    return remembered.dim() == 0 or remembered.shape == parameter.shape
 
 
 @singledispatch

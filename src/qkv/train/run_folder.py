@@ -28,18 +28,14 @@ class RunFolder:
         self.path = path
 
     @classmethod
-    def create(cls, config: Config, name: str, path: Path | None = None) -> RunFolder:
+    def create(cls, config: Config, name: str, path: Path | None = None, space: int = 0) -> RunFolder:
         """A new run folder: `path` itself, or runs/<date>_<name>_<id>, to which runs/latest then points.
 
-        Raises ConflictError where something is there already.
+        Raises ConflictError where something is there already, QkvError where the disk lacks `space` bytes.
         """
         chosen = path or Path("runs") / f"{datetime.now():%Y-%m-%d_%H%M%S}_{name}_{secrets.token_hex(2)}"
-        if chosen.exists() and (not chosen.is_dir() or any(chosen.iterdir())):
-            raise ConflictError(
-                "the run folder is not empty",
-                where=str(chosen),
-                hint=f"`qkv train --resume {chosen}` to go on with the run that is there, or another --run-dir",
-            )
+        require_unused(chosen)
+        require_space(chosen, space)
         try:
             (chosen / "checkpoints").mkdir(parents=True)
             (chosen / "samples").mkdir()
@@ -57,13 +53,20 @@ class RunFolder:
         return checkpoints_of(self.path)
 
     def checkpoint_path(self, step: int) -> Path:
-        """Where the checkpoint of `step` belongs."""
-        return self.path / "checkpoints" / f"step-{step:06d}"
+        """Where the checkpoint of `step` belongs; an incomplete one, which stands in the way, is removed."""
+        path = self.path / "checkpoints" / f"step-{step:06d}"
+        if path.is_dir() and not (path / "state.json").exists():
+            shutil.rmtree(path)
+        return path
 
     def log(self, record: dict[str, Any]) -> None:
         """Append one line to metrics.jsonl."""
-        with (self.path / "metrics.jsonl").open("a", encoding="utf-8") as file:
-            file.write(json.dumps(record) + "\n")
+        path = self.path / "metrics.jsonl"
+        try:
+            with path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(record) + "\n")
+        except OSError as error:
+            raise QkvError(f"the metrics cannot be written: {error.strerror}", where=str(path)) from None
 
     def forget_after(self, step: int) -> None:
         """Drop metrics of steps that an interrupted run took after its last checkpoint: they will be taken again."""
@@ -90,21 +93,32 @@ class RunFolder:
         kept = {*checkpoints[-keep:], best_of(checkpoints)}
         for path in checkpoints:
             if path not in kept:
-                # state.json goes first, so that a half-deleted checkpoint is not taken for a whole one
-                (path / "state.json").unlink()
-                shutil.rmtree(path)
+                # renamed first, so that a half-deleted checkpoint is not taken for a whole one
+                path.rename(path.with_name(f".{path.name}.tmp-{os.getpid()}"))
         for leftover in (self.path / "checkpoints").glob(".step-*.tmp-*"):
             shutil.rmtree(leftover, ignore_errors=True)
 
-    def require_space(self, needed: int) -> None:
-        """Raise QkvError unless the disk has room for `needed` bytes."""
-        free = shutil.disk_usage(self.path).free
-        if free < needed:
-            raise QkvError(
-                f"the checkpoints need {needed / 1e6:,.0f} MB, and the disk has {free / 1e6:,.0f} MB free",
-                where=str(self.path),
-                hint="freeing space, or another --run-dir",
-            )
+
+def require_unused(path: Path) -> None:
+    """Raise ConflictError where a run folder cannot be made because something is there."""
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise ConflictError(
+            "the run folder is not empty",
+            where=str(path),
+            hint=f"`qkv train --resume {path}` to go on with the run that is there, or another --run-dir",
+        )
+
+
+def require_space(path: Path, needed: int) -> None:
+    """Raise QkvError unless the disk has room for `needed` bytes at `path`, which need not exist yet."""
+    there = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
+    free = shutil.disk_usage(there).free
+    if free < needed:
+        raise QkvError(
+            f"the checkpoints need {needed / 1e6:,.0f} MB, and the disk has {free / 1e6:,.0f} MB free",
+            where=str(path),
+            hint="freeing space, or another --run-dir",
+        )
 
 
 def _point_latest(run: Path) -> None:

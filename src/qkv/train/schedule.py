@@ -46,7 +46,7 @@ def _cosine(config: CosineScheduleConfig, step: int, steps: int) -> float:
 @after_warmup.register
 def _wsd(config: WSDScheduleConfig, step: int, steps: int) -> float:
     """Warm up, stay, decay; `final` would be reached one step after the last, so that no step is taken with 0."""
-    decaying = min(round(config.decay * steps), steps - config.warmup)
+    decaying = min(round(config.decay * steps), steps - max(config.warmup, 1))
     into = step - (steps - decaying)
     return 1.0 if into <= 0 else 1 - (1 - config.final) * into / (decaying + 1)
 

@@ -1,0 +1,63 @@
+"""`qkv runs`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from qkv.cli import main
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
+    with pytest.raises(SystemExit) as stop:
+        main([str(argument) for argument in arguments])
+    out, err = capsys.readouterr()
+    return int(stop.value.code or 0), out, err
+
+
+@pytest.fixture
+def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """runs/ in the working folder: one complete, one interrupted and the latest, one damaged."""
+    monkeypatch.chdir(tmp_path)
+    for name, steps in (("complete", 2), ("interrupted", 9), ("damaged", 2)):
+        path = tmp_path / "runs" / name
+        path.mkdir(parents=True)
+        (path / "config.yaml").write_text(f"train: {{steps: {steps}}}\n", encoding="utf-8")
+        lines = '{"step": 1, "loss": 3.5}\n{"step": 2, "loss": 2.25}\n{"step": 2, "val_loss": 2.5}\n'
+        (path / "metrics.jsonl").write_text(lines, encoding="utf-8")
+    (tmp_path / "runs/damaged/metrics.jsonl").write_text("{]\n", encoding="utf-8")
+    (tmp_path / "runs/latest").symlink_to("interrupted")
+    return tmp_path / "runs"
+
+
+def test_runs_lists_every_run_and_marks_the_newest(runs, capsys) -> None:
+    code, out, _ = run(capsys, "runs", "--json")
+    found = {row["name"]: row for row in json.loads(out)["runs"]}
+    assert code == 0
+    assert {name: row["state"] for name, row in found.items()} == {
+        "complete": "complete",
+        "interrupted": "interrupted",
+        "damaged": "damaged",
+    }
+    assert [name for name, row in found.items() if row["newest"]] == ["interrupted"]
+    assert (found["complete"]["loss"], found["complete"]["best_val_loss"]) == (2.25, 2.5)
+    assert (found["interrupted"]["step"], found["interrupted"]["steps"]) == (2, 9)
+
+
+def test_people_see_the_same_and_which_file_is_damaged(runs, capsys) -> None:
+    code, out, err = run(capsys, "runs", runs)
+    assert code == 0
+    (newest,) = [line for line in out.splitlines() if line.startswith("*")]
+    assert newest.split()[1:] == ["interrupted", "2/9", "2.2500", "2.5000", "interrupted"]
+    assert str(Path("damaged")) in err
+    assert "metrics.jsonl:1" in err
+
+
+def test_no_folder_is_not_found_and_an_empty_one_is_said_to_be(tmp_path, capsys) -> None:
+    assert run(capsys, "runs", tmp_path / "gone")[0] == 3
+    code, out, err = run(capsys, "runs", tmp_path)
+    assert (code, out) == (0, "")
+    assert "no runs" in err
+    assert json.loads(run(capsys, "runs", tmp_path, "--json")[1]) == {"runs": []}

@@ -90,6 +90,18 @@ def test_the_memory_of_a_growing_cache_doubles() -> None:
     assert moves <= 5
 
 
+@pytest.mark.parametrize("ragged", [False, True], ids=["even", "ragged"])
+def test_a_cache_that_grows_keeps_what_it_held(ragged: bool) -> None:
+    net, ids = network(), ids_of(2, 70)
+    cache = net.new_cache(2)
+    first = net(ids[:, :10], cache=cache, lengths=torch.tensor([10, 7]) if ragged else None)
+    steps = [net(ids[:, slot : slot + 1], cache=cache) for slot in range(10, 40)]
+    logits = torch.cat([first, *steps, net(ids[:, 40:], cache=cache)], 1)
+    equal(logits[0], net(ids)[0])
+    alone = torch.cat([ids[1:, :7], ids[1:, 10:]], 1) if ragged else ids[1:]
+    equal(logits[1, 10:], net(alone)[0, -60:])
+
+
 @KINDS
 def test_memory_is_zero_where_nothing_was_written(capacity: int | None) -> None:
     net = network()

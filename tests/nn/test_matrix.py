@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from qkv.config.model import ModelConfig
-from qkv.nn import Cache, Transformer
+from qkv.nn import IGNORE, Cache, Transformer
 
 from .matrix import (
     AXES,
@@ -150,6 +150,26 @@ def test_what_stands_in_a_padded_feature_slot_never_reaches_a_real_logit(case: C
     assert torch.equal(dirty[real], logits[real])
 
 
+@pytest.mark.parametrize("case", FEATURES, ids=str)
+def test_what_stands_in_a_padded_feature_slot_reaches_no_gradient(case: Case) -> None:
+    network, inputs = copy.deepcopy(network_of(case)).requires_grad_(True), draw_inputs(case, 3, T, S)
+    name, lengths = ("source", SOURCE_LENGTHS) if case.has_source else ("ids", LENGTHS)
+    gradients = []
+    for rubbish in (0.0, float("nan")):
+        inputs[name][torch.arange(inputs[name].shape[1]) >= lengths[:, None]] = rubbish
+        network.zero_grad()
+        network(**inputs, **lengths_of(case), labels=some_labels()).loss_sum.backward()
+        gradients.append([parameter.grad.clone() for parameter in network.parameters()])
+    for clean, dirty in zip(*gradients, strict=True):
+        assert torch.equal(dirty, clean)
+
+
+def some_labels() -> Tensor:
+    """A target for each real token."""
+    slot = torch.arange(T)
+    return (LENGTHS[:, None] + slot).masked_fill(slot >= LENGTHS[:, None], IGNORE)
+
+
 # --- alone, in a batch, packed ----------------------------------------------------------------------------------------
 
 
@@ -248,13 +268,14 @@ def in_chunks(network: Transformer, inputs: Inputs, chunks: list[int], cache: Ca
 
 @every_causal_case
 def test_cached_in_any_chunks_equals_the_full_forward(case: Case) -> None:
-    network, inputs = network_of(case), draw_inputs(case, 3, T, S)
+    length = 18  # more than a growing cache starts with
+    network, inputs = network_of(case), draw_inputs(case, 3, length, S)
     hidden = {"source_lengths": SOURCE_LENGTHS} if case.has_source else {}
     full = network(**inputs, **hidden)
-    for chunks in chunkings(T, seed=CASES.index(case)):
+    for chunks in chunkings(length, seed=CASES.index(case)):
         cache = new_cache(case, network, 3)
         assert_equal(in_chunks(network, inputs, chunks, cache, **hidden), full)
-        assert cache.lengths_B.tolist() == [T] * 3
+        assert cache.lengths_B.tolist() == [length] * 3
 
 
 @every_causal_case
@@ -315,12 +336,11 @@ def test_all_kernels_give_the_same_logits(case: Case) -> None:
 def test_all_kernels_give_the_same_gradient_of_every_parameter(case: Case) -> None:
     network = copy.deepcopy(network_of(case)).double().requires_grad_(True)
     inputs = in_float64(draw_inputs(case, 3, T, S))
-    labels = (LENGTHS[:, None] + torch.arange(T)).masked_fill(torch.arange(T) >= LENGTHS[:, None], -100)
     gradients: dict[str, dict[str, Tensor]] = {}
     for kernel in ("math", "tiled", "sdpa"):
         set_kernel(network, kernel)
         network.zero_grad()
-        network(**inputs, **lengths_of(case), labels=labels).loss_sum.backward()
+        network(**inputs, **lengths_of(case), labels=some_labels()).loss_sum.backward()
         gradients[kernel] = {name: parameter.grad.clone() for name, parameter in network.named_parameters()}
     largest = max(float(gradient.abs().max()) for gradient in gradients["math"].values())
     for name, gradient in gradients["math"].items():

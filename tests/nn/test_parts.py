@@ -378,6 +378,46 @@ def test_cross_attention_ignores_the_order_of_a_source_moved_with_its_mask() -> 
     assert not torch.allclose(attention(x, y[:, order], mask=Documents(here, there)), out, rtol=1e-2)
 
 
+def test_every_layer_has_its_own_window_and_position() -> None:
+    layers = [
+        {"attention": {"window": 2}},
+        {"position": {"kind": "none"}},
+        {"position": {"theta": 100.0}, "attention": {"window": 3}},
+    ]
+    net = network(num_layers=4, layers=layers)
+    seen: list[dict[str, Any]] = []
+    for block in net.decoder.blocks:
+        function = block.self_attention.function
+        function.register_forward_pre_hook(lambda _, args, kwargs: seen.append(kwargs), with_kwargs=True)
+    net(ids_of(1, 6))
+    back = torch.arange(6)[:, None] - torch.arange(6)
+    for index, (window, theta) in enumerate([(2, 1e4), (6, None), (3, 100.0), (2, 1e4)]):
+        assert torch.equal(seen[index]["mask"].tensor()[0, 0], (back >= 0) & (back < window))
+        phases = seen[index]["phases"]
+        assert isinstance(phases, RotaryPhases) == (theta is not None)
+        if theta is not None:
+            close(phases.cos[0, 0, :, 1], torch.cos(torch.arange(6).double() * theta**-0.5))
+
+
+@pytest.mark.parametrize(("family", "changed"), [("decoder", [4, 5, 6]), ("encoder", [2, 3, 4, 5, 6])])
+def test_a_window_of_three_shows_three_keys_to_one_side(family: str, changed: list[int]) -> None:
+    net = network(family, num_layers=1, attention={"num_heads": 4, "window": 3})
+    ids = ids_of(1, 9)
+    other = ids.clone()
+    other[0, 4] = (ids[0, 4] + 1) % V
+    differs = (net(other) != net(ids)).any(-1)[0]
+    assert differs.nonzero().flatten().tolist() == changed
+
+
+@pytest.mark.parametrize(("family", "changed"), [("decoder", [3, 4, 5]), ("encoder", [0, 1, 2, 3, 4, 5])])
+def test_a_decoder_sees_the_past_and_an_encoder_everything(family: str, changed: list[int]) -> None:
+    net, ids = network(family, num_layers=1), ids_of(1, 6)
+    other = ids.clone()
+    other[0, 3] = (ids[0, 3] + 1) % V
+    differs = (net(other) != net(ids)).any(-1)[0]
+    assert differs.nonzero().flatten().tolist() == changed
+
+
 def test_an_encoder_decoder_without_source_positions_ignores_the_order_of_its_source() -> None:
     net = network("encoder-decoder", encoder={"position": {"kind": "none"}})
     inputs, lengths = inputs_of("encoder-decoder"), torch.tensor([4, 4])

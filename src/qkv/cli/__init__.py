@@ -51,7 +51,8 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, context: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args and not args[0].startswith("-") and args[0] not in self.table:
+        unknown = bool(args) and not args[0].startswith("-") and args[0] not in self.table
+        if unknown and not context.resilient_parsing:  # a completion in progress must not complain
             guess = nearest(args[0], self.table)
             hint = f" Did you mean `{guess}`?" if guess else f" See `{context.command_path} --help`."
             raise click.UsageError(f"there is no command `{args[0]}`.{hint}", context)

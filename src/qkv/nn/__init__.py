@@ -1,5 +1,6 @@
 """The Transformer. Every file is one box of the diagram; reading the folder is reading the architecture."""
 
+from qkv.nn.arguments import IGNORE
 from qkv.nn.attention import Attention
 from qkv.nn.block import Block, Stack, Sublayer
 from qkv.nn.build import Dims, build
@@ -8,7 +9,7 @@ from qkv.nn.embedding import Embedding
 from qkv.nn.feed_forward import FeedForward, GatedFeedForward
 from qkv.nn.kernels import use_kernel
 from qkv.nn.norm import LayerNorm, RMSNorm
-from qkv.nn.transformer import IGNORE, Output, Transformer
+from qkv.nn.transformer import Output, Transformer
 
 __all__ = [
     "IGNORE",

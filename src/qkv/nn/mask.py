@@ -69,8 +69,9 @@ class Documents(Rule):
     key_BS: Tensor
 
     def allow(self, q_BT1: Tensor, k_1S: Tensor) -> Tensor:
-        rows = self.query_BT.shape[0]
-        q_BT = self.query_BT.gather(1, q_BT1.squeeze(-1).expand(rows, -1))
+        slots_BT = q_BT1.squeeze(-1)
+        rows = max(self.query_BT.shape[0], slots_BT.shape[0])
+        q_BT = self.query_BT.expand(rows, -1).gather(1, slots_BT.expand(rows, -1))
         k_BS = self.key_BS[:, k_1S.flatten()]
         return q_BT.unsqueeze(2) == k_BS.unsqueeze(1)
 

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from qkv.config.errors import ConfigError, UsageError
 from qkv.config.model import ModelConfig, StackConfig, TokenInputConfig
+from qkv.nn.arguments import IGNORE, check_arguments, check_sequence
 from qkv.nn.block import Stack
 from qkv.nn.build import Dims, build
 from qkv.nn.cache import Cache
@@ -21,9 +22,6 @@ from qkv.nn.embedding import Embedding
 from qkv.nn.head import Head, last_real
 from qkv.nn.init import initialise
 from qkv.nn.mask import Documents, Padding, Rule
-
-IGNORE = -100
-"""A label that is not a target."""
 
 
 @dataclass
@@ -60,6 +58,11 @@ class Transformer(nn.Module):
             if stack.vocab_size is None and isinstance(stack.input, TokenInputConfig):
                 key = f"model.{name}.vocab_size" if len(stacks) == 2 else "model.vocab_size"
                 raise ConfigError(f"`{key}` is not known yet", hint=f"{key}=4096, or a run that takes the tokenizer's")
+        last = list(stacks.values())[-1]
+        if config.head is not None and config.head.predicts_tokens and last.vocab_size is None:
+            raise ConfigError(
+                "`model.vocab_size` is not known, and the head predicts tokens", hint="model.vocab_size=4096"
+            )
         # weights are drawn once, by `init`: the modules' own defaults would be drawn only to be thrown away
         with torch.device("meta"):
             self._build(stacks)
@@ -104,6 +107,12 @@ class Transformer(nn.Module):
         self._tie()  # moving from the meta device gives every owner a parameter of its own
         return self
 
+    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """As of any module; tied matrices stay one parameter with `assign=True` too."""
+        result = super().load_state_dict(*args, **kwargs)
+        self._tie()
+        return result
+
     def new_cache(self, batch: int, length: int | None = None) -> Cache:
         """An empty cache for `batch` rows: of `length` tokens at most with memory of fixed size, or growing (None)."""
         if self.decoder is None:
@@ -145,36 +154,48 @@ class Transformer(nn.Module):
         Logits are [B, T, V] (head none: hidden vectors [B, T, M]), [B, 1, V] for "last", [B, C] of a classifier.
         Raises UsageError for arguments that do not fit the model or each other.
         """
-        memory_BSM, memory_rule = None, None
+        check_arguments(
+            self.config,
+            ids,
+            source=source,
+            lengths=lengths,
+            source_lengths=source_lengths,
+            positions=positions,
+            documents=documents,
+            source_documents=source_documents,
+            segments=segments,
+            cache=cache,
+            labels=labels,
+            logits=logits,
+        )
         if self.decoder is None:
-            if source is not None or cache is not None:
-                raise UsageError("an encoder-only model takes its input as ids, and neither source nor cache")
-            h_BTM = self.encode(ids, lengths, positions=positions, documents=documents, segments=segments)
+            h_BTM = self._encode(ids, lengths, positions, documents, segments)
         else:
-            if self.encoder is not None:
-                memory_BSM, memory_rule = self._memory(source, source_lengths, documents, source_documents, cache)
-            elif source is not None:
-                raise UsageError("a decoder-only model has no encoder to read `source`")
-            h_BTM = self._decode(ids, lengths, positions, documents, segments, cache, memory_BSM, memory_rule)
+            memory_BSM, rule = self._memory(source, source_lengths, documents, source_documents, cache)
+            h_BTM = self._decode(ids, lengths, positions, documents, segments, cache, memory_BSM, rule)
         if logits == "last" and labels is None and self.head.per_token:
             h_BTM = last_real(h_BTM, lengths)
         if labels is not None:
             return self.loss(h_BTM, labels, lengths)
         return self.head(h_BTM, lengths)
 
-    def encode(
+    def encode(self, inputs: Tensor, lengths: Tensor | None = None) -> Tensor:
+        """The encoder's hidden vectors [B, S, M] for ids [B, S] or features [B, S, W]; lengths [B]: of each row."""
+        if self.encoder is None:
+            raise UsageError("a decoder-only model has no encoder")
+        check_sequence(self.encoder.config, inputs, lengths, None, None, None, prefix="", name="inputs")
+        return self._encode(inputs, lengths)
+
+    def _encode(
         self,
         inputs: Tensor,
-        lengths: Tensor | None = None,
-        *,
+        lengths: Tensor | None,
         positions: Tensor | None = None,
         documents: Tensor | None = None,
         segments: Tensor | None = None,
     ) -> Tensor:
-        """The encoder's hidden vectors [B, S, M] for ids [B, S] or features [B, S, W]."""
-        if self.encoder is None or self.encoder_embedding is None:
-            raise UsageError("a decoder-only model has no encoder")
-        _check_input(inputs, lengths, self.encoder.config, 0, "source" if self.decoder is not None else "ids")
+        assert self.encoder is not None
+        assert self.encoder_embedding is not None
         rule, real_BT = _hidden_by(inputs, lengths, documents)
         positions = _positions(inputs, positions, documents, None)
         x_BSM = self.encoder_embedding(inputs, positions, segments, real_BT)
@@ -191,21 +212,18 @@ class Transformer(nn.Module):
     ) -> tuple[Tensor | None, Rule | None]:
         """What cross-attention reads, and what of it is hidden; nothing to read when the cache has it already."""
         if cache is not None and cache.has_source:
-            if source is not None:
-                raise UsageError("the cache holds this sequence's source already", hint="leaving `source` out")
             return None, cache.source_rule
         if source is None:
-            raise UsageError("an encoder-decoder needs `source`")
-        if (documents is None) != (source_documents is None):
-            raise UsageError("packing an encoder-decoder needs both `documents` and `source_documents`")
-        memory_BSM = self.encode(source, source_lengths, documents=source_documents)
+            return None, None
         rule: Rule | None = Padding(source_lengths) if source_lengths is not None else None
         if documents is not None and source_documents is not None:
             within = Documents(documents, source_documents)
             rule = within if rule is None else within & rule
         if cache is not None:
-            cache.source_rule, cache.has_source = rule, True
-        return memory_BSM, rule
+            for cross in cache.cross:  # a call that broke off may have filled some
+                if cross is not None:
+                    cross.reset()
+        return self._encode(source, source_lengths, documents=source_documents), rule
 
     def _decode(
         self,
@@ -218,13 +236,9 @@ class Transformer(nn.Module):
         memory_BSM: Tensor | None,
         memory_rule: Rule | None,
     ) -> Tensor:
+        """The decoder's hidden vectors [B, T, M]; the cache takes note only when all went well."""
         assert self.decoder is not None
         assert self.decoder_embedding is not None
-        if cache is not None and documents is not None:
-            raise UsageError("packed documents and a cache do not go together", hint="one row per document")
-        if cache is not None and cache.batch != ids.shape[0]:
-            raise UsageError(f"the cache has {cache.batch} rows and ids has {ids.shape[0]}")
-        _check_input(ids, lengths, self.decoder.config, cache.longest if cache is not None else 0, "ids")
         # a causal stack hides right padding by itself: it lies in every real token's future
         rule, real_BT = _hidden_by(ids, lengths, documents, padding=False)
         positions = _positions(ids, positions, documents, cache)
@@ -234,13 +248,13 @@ class Transformer(nn.Module):
         )
         if cache is not None:
             cache.advance(ids.shape[1], lengths)
+            if memory_BSM is not None:
+                cache.source_rule, cache.has_source = memory_rule, True
         return h_BTM
 
     def loss(self, h_BTM: Tensor, labels: Tensor, lengths: Tensor | None = None) -> Output:
         """The head's answers to hidden vectors against their labels."""
         scores = self.head(h_BTM, lengths)
-        if scores.shape[:-1] != labels.shape:
-            raise UsageError(f"labels have shape {list(labels.shape)}, expected {list(scores.shape[:-1])}")
         # in float32 whatever the precision: bfloat16 logits round a loss of 36 to steps of 0.25
         loss_sum = F.cross_entropy(
             scores.flatten(0, -2).float(),
@@ -276,25 +290,3 @@ def _positions(inputs: Tensor, positions: Tensor | None, documents: Tensor | Non
     starts_BT = torch.ones_like(documents, dtype=torch.bool)
     starts_BT[:, 1:] = documents[:, 1:] != documents[:, :-1]
     return index_1T - torch.where(starts_BT, index_1T, 0).cummax(1).values
-
-
-def _check_input(inputs: Tensor, lengths: Tensor | None, config: StackConfig, held: int, name: str) -> None:
-    """Refuse what would fail deep inside, or worse, not fail."""
-    tokens = isinstance(config.input, TokenInputConfig)
-    if inputs.dim() != (2 if tokens else 3):
-        raise UsageError(f"`{name}` has shape {list(inputs.shape)}, expected {'[B, T]' if tokens else '[B, T, width]'}")
-    length = held + inputs.shape[1]
-    if length > config.max_seq_len:
-        raise UsageError(
-            f"{length} tokens do not fit the model's context of {config.max_seq_len}",
-            hint="a shorter input, or a model with a larger max_seq_len",
-        )
-    if torch.compiler.is_compiling() or inputs.device.type != "cpu" or not inputs.numel():
-        return  # looking at values would stall a device and break a graph
-    if tokens:
-        low, high = int(inputs.min()), int(inputs.max())
-        if low < 0 or high >= (config.vocab_size or 0):
-            bad = low if low < 0 else high
-            raise UsageError(f"the id {bad} in `{name}` is outside the vocabulary of {config.vocab_size}")
-    if lengths is not None and (int(lengths.min()) < 0 or int(lengths.max()) > inputs.shape[1]):
-        raise UsageError(f"lengths must lie in 0 .. {inputs.shape[1]}, got {lengths.tolist()}")

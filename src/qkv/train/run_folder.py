@@ -9,6 +9,8 @@ import secrets
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -62,11 +64,8 @@ class RunFolder:
     def log(self, record: dict[str, Any]) -> None:
         """Append one line to metrics.jsonl."""
         path = self.path / "metrics.jsonl"
-        try:
-            with path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(record) + "\n")
-        except OSError as error:
-            raise QkvError(f"the metrics cannot be written: {error.strerror}", where=str(path)) from None
+        with _told_of(path), path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(record) + "\n")
 
     def forget_after(self, step: int) -> None:
         """Drop metrics of steps that an interrupted run took after its last checkpoint: they will be taken again."""
@@ -82,8 +81,9 @@ class RunFolder:
             if record.get("step", 0) <= step:
                 kept.append(line + "\n")
         beside = path.with_suffix(".tmp")
-        beside.write_text("".join(kept), encoding="utf-8")
-        beside.replace(path)
+        with _told_of(path):
+            beside.write_text("".join(kept), encoding="utf-8")
+            beside.replace(path)
 
     def rotate(self, keep: int) -> None:
         """Delete old checkpoints: the newest `keep` and the best by validation stay. Clears half-written ones."""
@@ -97,6 +97,15 @@ class RunFolder:
                 path.rename(path.with_name(f".{path.name}.tmp-{os.getpid()}"))
         for leftover in (self.path / "checkpoints").glob(".step-*.tmp-*"):
             shutil.rmtree(leftover, ignore_errors=True)
+
+
+@contextmanager
+def _told_of(path: Path) -> Iterator[None]:
+    """A full disk or a folder that may not be written, as an error people read."""
+    try:
+        yield
+    except OSError as error:
+        raise QkvError(f"the metrics cannot be written: {error.strerror}", where=str(path)) from None
 
 
 def require_unused(path: Path) -> None:

@@ -1,0 +1,164 @@
+"""The door of the network: arguments that do not fit it, or each other, are refused here by name.
+
+Further in they would fail without a name, or worse, not fail. Shapes are always checked; values only on a CPU outside a
+compiled graph, because looking at them would stall a device and break a graph.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from qkv.config.errors import UsageError
+from qkv.config.model import FeatureInputConfig, LearnedConfig, ModelConfig, StackConfig
+from qkv.nn.cache import Cache
+
+IGNORE = -100
+"""A label that is not a target."""
+
+
+def check_arguments(
+    config: ModelConfig,
+    ids: Tensor,
+    *,
+    source: Tensor | None,
+    lengths: Tensor | None,
+    source_lengths: Tensor | None,
+    positions: Tensor | None,
+    documents: Tensor | None,
+    source_documents: Tensor | None,
+    segments: Tensor | None,
+    cache: Cache | None,
+    labels: Tensor | None,
+    logits: str,
+) -> None:
+    """Raise UsageError for the first argument of `Transformer.forward` that cannot be meant."""
+    stacks = config.stacks
+    main = stacks["decoder"] if "decoder" in stacks else stacks["encoder"]
+    check_sequence(main, ids, lengths, positions, documents, segments, prefix="", name="ids")
+    if len(stacks) == 2:
+        _check_source(stacks["encoder"], ids, source, source_lengths, documents, source_documents, cache)
+    else:
+        for name, given in (
+            ("source", source),
+            ("source_lengths", source_lengths),
+            ("source_documents", source_documents),
+        ):
+            if given is not None:
+                raise UsageError(f"`{name}` is for encoder-decoders; a model of family {config.family} has one stack")
+    if cache is not None:
+        _check_cache(config, ids, documents, cache, main)
+    if logits not in ("all", "last"):
+        raise UsageError(f"`logits` is all or last, not {logits!r}")
+    if labels is not None:
+        _check_labels(config, ids, labels, main)
+
+
+def check_sequence(
+    stack: StackConfig,
+    inputs: Tensor,
+    lengths: Tensor | None,
+    positions: Tensor | None,
+    documents: Tensor | None,
+    segments: Tensor | None,
+    *,
+    prefix: Literal["", "source_"],
+    name: str,
+) -> None:
+    """One stack's input and what comes with it."""
+    if isinstance(stack.input, FeatureInputConfig):
+        width = stack.input.width
+        if inputs.dim() != 3 or inputs.shape[-1] != width or not inputs.is_floating_point():
+            raise UsageError(f"`{name}` is {_describe(inputs)}, expected features [B, T, {width}]")
+    elif inputs.dim() != 2 or inputs.is_floating_point():
+        raise UsageError(f"`{name}` is {_describe(inputs)}, expected ids [B, T]")
+    rows, length = inputs.shape[:2]
+    if not length:
+        raise UsageError(f"`{name}` is {_describe(inputs)}: it holds no token")
+    if length > stack.max_seq_len:
+        raise UsageError(
+            f"`{name}` has {length} tokens, which do not fit the model's context of {stack.max_seq_len}",
+            hint="a shorter input, or a model with a larger max_seq_len",
+        )
+    _check_shape(f"{prefix}lengths", lengths, [(rows,)])
+    _check_shape("positions", positions, [(rows, length), (1, length)])
+    _check_shape(f"{prefix}documents", documents, [(rows, length)])
+    _check_shape("segments", segments, [(rows, length)])
+    if segments is not None and not stack.embedding.num_segments:
+        raise UsageError("the model has no `segments`", hint="embedding.num_segments=2 in its configuration")
+    if not isinstance(stack.input, FeatureInputConfig):
+        _check_range(name, inputs, stack.vocab_size or 0, "the vocabulary of")
+    if isinstance(stack.position, LearnedConfig):  # other kinds know every position
+        _check_range("positions", positions, stack.max_seq_len, "the context of")
+    _check_range("segments", segments, stack.embedding.num_segments, "the segments,")
+    _check_range(f"{prefix}lengths", lengths, length + 1, f"0 .. {length}; below")
+
+
+def _check_source(
+    encoder: StackConfig,
+    ids: Tensor,
+    source: Tensor | None,
+    source_lengths: Tensor | None,
+    documents: Tensor | None,
+    source_documents: Tensor | None,
+    cache: Cache | None,
+) -> None:
+    if cache is not None and cache.has_source:
+        for name, given in (("source", source), ("source_lengths", source_lengths)):
+            if given is not None:
+                raise UsageError(f"the cache holds this sequence's source already: leave `{name}` out")
+        return
+    if source is None:
+        raise UsageError("an encoder-decoder needs `source`")
+    if (documents is None) != (source_documents is None):
+        raise UsageError("packing an encoder-decoder needs both `documents` and `source_documents`")
+    check_sequence(encoder, source, source_lengths, None, source_documents, None, prefix="source_", name="source")
+    if source.shape[0] != ids.shape[0]:
+        raise UsageError(f"`source` has {source.shape[0]} rows and `ids` has {ids.shape[0]}")
+
+
+def _check_cache(config: ModelConfig, ids: Tensor, documents: Tensor | None, cache: Cache, main: StackConfig) -> None:
+    if config.family == "encoder":
+        raise UsageError("an encoder has no cache: it reads its whole input at once")
+    if documents is not None:
+        raise UsageError("packed `documents` and a `cache` do not go together", hint="one row per document")
+    if cache.batch != ids.shape[0]:
+        raise UsageError(f"the cache has {cache.batch} rows and `ids` has {ids.shape[0]}")
+    end = cache.room_for(ids.shape[1])
+    if end > main.max_seq_len:
+        raise UsageError(
+            f"{cache.longest} + {ids.shape[1]} = {end} tokens do not fit the model's context of {main.max_seq_len}",
+            hint="a new cache, or a model with a larger max_seq_len",
+        )
+
+
+def _check_labels(config: ModelConfig, ids: Tensor, labels: Tensor, main: StackConfig) -> None:
+    head = config.head
+    assert head is not None
+    classes = main.vocab_size if head.predicts_tokens else getattr(head, "num_classes", None)
+    if classes is None:
+        raise UsageError(f"a head of kind {head.kind} predicts nothing that `labels` could be")
+    _check_shape("labels", labels, [tuple(ids.shape[:2]) if head.predicts_tokens else (ids.shape[0],)])
+    _check_range("labels", labels.masked_fill(labels == IGNORE, 0), classes, "the classes,")
+
+
+def _check_shape(name: str, value: Tensor | None, shapes: list[tuple[int, ...]]) -> None:
+    """`value` is None, or integers of one of these shapes."""
+    if value is not None and (tuple(value.shape) not in shapes or value.is_floating_point()):
+        raise UsageError(f"`{name}` is {_describe(value)}, expected integers {list(shapes[0])}")
+
+
+def _check_range(name: str, value: Tensor | None, stop: int, of: str) -> None:
+    """Every value lies in 0 .. stop - 1."""
+    if value is None or torch.compiler.is_compiling() or value.device.type != "cpu" or not value.numel():
+        return
+    low, high = torch.aminmax(value)
+    bad = int(low) if low < 0 else int(high)
+    if bad < 0 or bad >= stop:
+        raise UsageError(f"{bad} in `{name}` is outside {of} {stop}")
+
+
+def _describe(value: Tensor) -> str:
+    return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"

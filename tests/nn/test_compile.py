@@ -78,12 +78,17 @@ def test_one_shape_is_one_graph_whatever_the_depth(family: str, num_layers: int)
 
 
 @FAMILIES
-def test_five_lengths_are_two_compilations(family: str) -> None:
+@pytest.mark.parametrize("training", [False, True], ids=["logits", "loss-of-padded"])
+def test_five_lengths_are_two_compilations(family: str, training: bool) -> None:
     net = network(family, num_layers=1)
     fast, counter = compiled(net)
     for length in (7, 9, 5, 12, 20):
         inputs = inputs_of(family, length)
-        assert_equal(fast(**inputs), net(**inputs))
+        if training:
+            inputs |= {"lengths": torch.tensor([length - 2, length]), "labels": ids_of(2, length, seed=5)}
+            assert_equal(fast(**inputs).loss_sum, net(**inputs).loss_sum)
+        else:
+            assert_equal(fast(**inputs), net(**inputs))
     assert counter.frame_count <= 2
 
 

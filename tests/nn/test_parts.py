@@ -883,6 +883,12 @@ def refusals() -> Iterator[Any]:
     yield case(
         "segment-too-large", "decoder", {"ids": six, "segments": six * 0 + 2}, "2", embedding={"num_segments": 2}
     )
+    yield case("labels-out-of-range", "decoder", {"ids": six, "labels": six + 90}, "labels", str(V))
+    yield case("float-ids", "decoder", {"ids": six.double()}, "ids", "float")
+    yield case("a-list", "decoder", {"ids": [[1, 2]]}, "ids", "tensor")
+    yield case("bool-documents", "decoder", {"ids": six, "documents": six > 1}, "documents", "bool")
+    yield case("no-token", "decoder", {"ids": six[:, :0]}, "ids", "no token")
+    yield case("logits-misspelt", "decoder", {"ids": six, "logits": "lsat"}, "logits", "lsat")
     yield case("labels-without-a-head", "decoder", {"ids": six, "labels": six}, "head", head={"kind": "none"})
 
 
@@ -891,7 +897,10 @@ def test_arguments_that_cannot_be_meant_are_refused_by_name(
     family: str, changes: dict[str, Any], arguments: dict[str, Any], words: tuple[str, ...]
 ) -> None:
     net = network(family, **changes).float()
-    arguments = {key: value.float() if value.is_floating_point() else value for key, value in arguments.items()}
+    floats = {
+        key: value.float() for key, value in arguments.items() if torch.is_tensor(value) and value.is_floating_point()
+    }
+    arguments = {**arguments, **floats}
     with pytest.raises(UsageError) as refused:
         net(**arguments)
     for word in words:
@@ -902,6 +911,17 @@ def test_a_cache_of_other_rows_is_refused_with_both_numbers() -> None:
     net = network()
     with pytest.raises(UsageError, match=r"3 rows.* 2"):
         net(ids_of(2), cache=net.new_cache(3))
+
+
+@pytest.mark.parametrize(("batch", "length"), [(0, 8), (2, 0), (2, -5), (2, 8.5)])
+def test_a_cache_of_no_size_is_refused(batch: int, length: Any) -> None:
+    with pytest.raises(UsageError, match="whole number"):
+        network().new_cache(batch, length)
+
+
+def test_a_cache_of_another_depth_is_refused_with_both_numbers() -> None:
+    with pytest.raises(UsageError, match=r"3 layers.* 2"):
+        network()(ids_of(2), cache=network(num_layers=3).new_cache(2))
 
 
 def test_a_full_cache_is_refused_with_both_numbers_and_keeps_what_it_holds() -> None:

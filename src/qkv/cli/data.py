@@ -8,7 +8,7 @@ from unicodedata import east_asian_width
 import click
 
 from qkv.cli import LazyGroup
-from qkv.cli.common import json_option, print_json
+from qkv.cli.common import allow_option, json_option, print_json
 from qkv.config.errors import ConfigError, UsageError
 
 if TYPE_CHECKING:
@@ -31,13 +31,14 @@ def data() -> None:
 @click.command()
 @click.argument("config")
 @click.argument("overrides", nargs=-1, metavar="[key=value]...")
+@allow_option
 @json_option
-def prepare(config: str, overrides: tuple[str, ...], as_json: bool) -> None:
+def prepare(config: str, overrides: tuple[str, ...], allow: tuple[str, ...], as_json: bool) -> None:
     """Tokenise the files of CONFIG into the cache ($QKV_CACHE), where training finds them.
 
     What is there already, made from the same files by the same tokenizer, is used again.
     """
-    tree, tokenizer, prepared = _prepare(config, overrides)
+    tree, tokenizer, prepared = _prepare(config, overrides, allow)
     sides = {"train": prepared.train, "validation": prepared.validation}
     counts = {side: _count(corpus) for side, corpus in sides.items()}
     if as_json:
@@ -67,13 +68,13 @@ def _count(corpus: Corpus | None) -> dict[str, int]:
     return {"documents": corpus.num_documents, "tokens": corpus.num_tokens}
 
 
-def _prepare(config: str, overrides: tuple[str, ...]) -> tuple[Config, Tokenizer, Prepared]:
+def _prepare(config: str, overrides: tuple[str, ...], allow: tuple[str, ...]) -> tuple[Config, Tokenizer, Prepared]:
     from qkv.config.paths import cache_folder
     from qkv.config.run import Config
     from qkv.data.prepare import prepare as tokenise
     from qkv.data.tokenizers import tokenizer_for
 
-    tree = Config.load(config, *overrides)
+    tree = Config.load(config, *overrides, allow=allow or None)
     tokenizer = tokenizer_for(tree, cache_folder())
     return tree, tokenizer, tokenise(tree, tokenizer, cache_folder() / "data")
 
@@ -83,15 +84,18 @@ def _prepare(config: str, overrides: tuple[str, ...]) -> tuple[Config, Tokenizer
 @click.argument("overrides", nargs=-1, metavar="[key=value]...")
 @click.option("--rows", type=int, default=1, show_default=True, help="Rows of the batch to draw; --json gives all.")
 @click.option("--validation", is_flag=True, help="The first validation batch instead of the first of training.")
+@allow_option
 @json_option
-def show(config: str, overrides: tuple[str, ...], rows: int, validation: bool, as_json: bool) -> None:
+def show(
+    config: str, overrides: tuple[str, ...], rows: int, validation: bool, allow: tuple[str, ...], as_json: bool
+) -> None:
     """The first batch of CONFIG: each slot's token, label, document and position, and the slots it may attend to."""
     if rows < 1:
         raise UsageError(f"--rows must be at least 1, got {rows}")
     from qkv.data.batches import BatchLoader, validation_batches
     from qkv.data.describe import batch_json, describe_batch
 
-    tree, tokenizer, prepared = _prepare(config, overrides)
+    tree, tokenizer, prepared = _prepare(config, overrides, allow)
     objective, train, length = tree.objective, tree.train, tree.model.max_seq_len
     if objective is None:
         raise ConfigError(f"there is no objective yet for a model of family {tree.model.family}")

@@ -6,7 +6,7 @@ from dataclasses import asdict
 
 import click
 
-from qkv.cli.common import json_option, print_json
+from qkv.cli.common import allow_option, json_option, print_json
 
 
 @click.command()
@@ -18,8 +18,9 @@ from qkv.cli.common import json_option, print_json
     default="auto",
     help="What keys and values are cached in (auto: bf16).",
 )
+@allow_option
 @json_option
-def show(config: str, overrides: tuple[str, ...], dtype: str, as_json: bool) -> None:
+def show(config: str, overrides: tuple[str, ...], dtype: str, allow: tuple[str, ...], as_json: bool) -> None:
     """Diagram, shapes, parameters, FLOPs and memory of CONFIG (a preset, a file or a run folder).
 
     Nothing is allocated or trained. A key=value after it overrides a key: model.num_layers=12
@@ -29,7 +30,7 @@ def show(config: str, overrides: tuple[str, ...], dtype: str, as_json: bool) -> 
     from qkv.inspect.summary import summarise
     from qkv.nn.transformer import Transformer
 
-    tree = Config.load(config, *overrides)
+    tree = Config.load(config, *overrides, allow=allow or None)
     model = tree.model.with_vocab_size(tree.tokenizer.vocab_size) if tree.tokenizer.vocab_size else tree.model
     network = Transformer(model, device="meta")
     summary = summarise(model, cache_dtype="bf16" if dtype == "auto" else dtype, network=network)
@@ -43,7 +44,8 @@ def show(config: str, overrides: tuple[str, ...], dtype: str, as_json: bool) -> 
         ("parameters", f"{summary.params:,}"),
         ("of these embeddings", f"{summary.params_embedding:,}"),
         ("active per token", f"{summary.params_active:,}"),
-        ("FLOPs per token, forward", f"{summary.flops_per_token_forward:,} at the full context"),
+        ("context", " and ".join(f"{stack.max_seq_len:,} {name} tokens" for name, stack in model.stacks.items())),
+        ("FLOPs per token, forward", f"{summary.flops_per_token_forward:,} with the whole context to attend to"),
         ("weights, gradients, Adam", f"{summary.train_state_bytes / 1e6:,.1f} MB in float32, activations not counted"),
     ]
     if summary.kv_cache_bytes_per_token:

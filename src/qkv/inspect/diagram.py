@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import groupby, zip_longest
+from textwrap import wrap
 
 from torch import nn
 
@@ -89,10 +90,19 @@ def _fresh(module: nn.Module, counted: set[int]) -> int:
 
 def _box(content: list[str], params: int) -> list[str]:
     """Lines in a frame, the number of parameters in its lower edge."""
-    label = f" {params:,} parameters " if params else ""
+    label = f" {params:,} parameter{'' if params == 1 else 's'} " if params else ""
     edge = "─" * (WIDTH - 3 - len(label)) + label + "─"
-    body = [f"│ {line[: WIDTH - 4]:<{WIDTH - 4}} │" for line in content]
+    lines = [part for line in content for part in _wrapped(line)]
+    body = [f"│ {line:<{WIDTH - 4}} │" for line in lines]
     return ["┌─┴" + "─" * (WIDTH - 4) + "┐", *body, f"└{edge}┘"]
+
+
+def _wrapped(line: str) -> list[str]:
+    """A line in parts that fit the frame, broken at spaces; what follows stands under the line's own beginning."""
+    if len(line) <= WIDTH - 4:
+        return [line]
+    lead = "│    " if line[0] in "│├" else "  "
+    return wrap(line, WIDTH - 4, subsequent_indent=lead, drop_whitespace=False, replace_whitespace=False)
 
 
 def _embedding_lines(table: str, stack: StackConfig) -> list[str]:
@@ -125,7 +135,8 @@ def _block_lines(layer: BlockConfig, block: nn.Module) -> list[str]:
     lines = []
     for (name, what), sublayer in zip(parts, block.children(), strict=True):
         title, params = f"├─ {pre}{name}", f"{count(sublayer.parameters()):,}"
-        lines += [f"{title}{params:>{WIDTH - 4 - len(title)}}", f"│    {what}", f"│  {', '.join(after)}"]
+        gap = max(WIDTH - 4 - len(title) - len(params), 1)
+        lines += [f"{title}{' ' * gap}{params}", f"│    {what}", f"│  {', '.join(after)}"]
     return lines
 
 
@@ -157,4 +168,4 @@ def _feed_forward(layer: BlockConfig) -> str:
 
 
 def _norm(norm: NormConfig) -> str:
-    return {"rmsnorm": "RMSNorm", "layernorm": "LayerNorm"}.get(norm.kind, norm.kind)
+    return {"rmsnorm": "RMSNorm", "layernorm": "LayerNorm"}.get(norm.kind, norm.kind.rpartition(":")[2])

@@ -6,7 +6,7 @@ from qkv.nn.block import Block, Stack, Sublayer
 from qkv.nn.build import Dims, build
 from qkv.nn.cache import Cache
 from qkv.nn.embedding import Embedding
-from qkv.nn.feed_forward import FeedForward, GatedFeedForward
+from qkv.nn.feed_forward import FeedForward
 from qkv.nn.kernels import use_kernel
 from qkv.nn.norm import LayerNorm, RMSNorm
 from qkv.nn.transformer import Output, Transformer
@@ -19,7 +19,6 @@ __all__ = [
     "Dims",
     "Embedding",
     "FeedForward",
-    "GatedFeedForward",
     "LayerNorm",
     "Output",
     "RMSNorm",

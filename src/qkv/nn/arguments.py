@@ -15,6 +15,7 @@ from qkv.config.errors import UsageError
 from qkv.config.model import FeatureInputConfig, LearnedConfig, ModelConfig, StackConfig
 from qkv.nn.cache import Cache
 
+INTEGERS = (torch.int64, torch.int32)
 IGNORE = -100
 """A label that is not a target."""
 
@@ -68,11 +69,13 @@ def check_sequence(
     name: str,
 ) -> None:
     """One stack's input and what comes with it."""
+    if not isinstance(inputs, Tensor):
+        raise UsageError(f"`{name}` is a {type(inputs).__name__}, expected a tensor", hint="torch.tensor(...)")
     if isinstance(stack.input, FeatureInputConfig):
         width = stack.input.width
         if inputs.dim() != 3 or inputs.shape[-1] != width or not inputs.is_floating_point():
             raise UsageError(f"`{name}` is {_describe(inputs)}, expected features [B, T, {width}]")
-    elif inputs.dim() != 2 or inputs.is_floating_point():
+    elif inputs.dim() != 2 or inputs.dtype not in INTEGERS:
         raise UsageError(f"`{name}` is {_describe(inputs)}, expected ids [B, T]")
     rows, length = inputs.shape[:2]
     if not length:
@@ -93,7 +96,7 @@ def check_sequence(
     if isinstance(stack.position, LearnedConfig):  # other kinds know every position
         _check_range("positions", positions, stack.max_seq_len, "the context of")
     _check_range("segments", segments, stack.embedding.num_segments, "the segments,")
-    _check_range(f"{prefix}lengths", lengths, length + 1, f"0 .. {length}; below")
+    _check_range(f"{prefix}lengths", lengths, length + 1, "the range below")
 
 
 def _check_source(
@@ -124,6 +127,8 @@ def _check_cache(config: ModelConfig, ids: Tensor, documents: Tensor | None, cac
         raise UsageError("an encoder has no cache: it reads its whole input at once")
     if documents is not None:
         raise UsageError("packed `documents` and a `cache` do not go together", hint="one row per document")
+    if len(cache.layers) != main.num_layers:
+        raise UsageError(f"the cache has {len(cache.layers)} layers and the model has {main.num_layers}")
     if cache.batch != ids.shape[0]:
         raise UsageError(f"the cache has {cache.batch} rows and `ids` has {ids.shape[0]}")
     end = cache.room_for(ids.shape[1])
@@ -141,23 +146,30 @@ def _check_labels(config: ModelConfig, ids: Tensor, labels: Tensor, main: StackC
     if classes is None:
         raise UsageError(f"a head of kind {head.kind} predicts nothing that `labels` could be")
     _check_shape("labels", labels, [tuple(ids.shape[:2]) if head.predicts_tokens else (ids.shape[0],)])
-    _check_range("labels", labels.masked_fill(labels == IGNORE, 0), classes, "the classes,")
+    _check_range("labels", labels, classes, "the classes,", besides=IGNORE)
 
 
 def _check_shape(name: str, value: Tensor | None, shapes: list[tuple[int, ...]]) -> None:
     """`value` is None, or integers of one of these shapes."""
-    if value is not None and (tuple(value.shape) not in shapes or value.is_floating_point()):
-        raise UsageError(f"`{name}` is {_describe(value)}, expected integers {list(shapes[0])}")
+    if value is None:
+        return
+    if not isinstance(value, Tensor):
+        raise UsageError(f"`{name}` is a {type(value).__name__}, expected a tensor", hint="torch.tensor(...)")
+    if tuple(value.shape) not in shapes or value.dtype not in INTEGERS:
+        raise UsageError(f"`{name}` is {_describe(value)}, expected int64 {list(shapes[0])}")
 
 
-def _check_range(name: str, value: Tensor | None, stop: int, of: str) -> None:
-    """Every value lies in 0 .. stop - 1."""
+def _check_range(name: str, value: Tensor | None, stop: int, of: str, besides: int | None = None) -> None:
+    """Every value lies in 0 .. stop - 1, or is `besides`."""
+    # nothing of a shape may be put into words before this line: a compiled graph would be specialised to it
     if value is None or torch.compiler.is_compiling() or value.device.type != "cpu" or not value.numel():
         return
+    if besides is not None:
+        value = value.masked_fill(value == besides, 0)
     low, high = torch.aminmax(value)
     bad = int(low) if low < 0 else int(high)
     if bad < 0 or bad >= stop:
-        raise UsageError(f"{bad} in `{name}` is outside {of} {stop}")
+        raise UsageError(f"{bad} in `{name}` is outside {of} {stop} (0 .. {stop - 1})")
 
 
 def _describe(value: Tensor) -> str:

@@ -23,10 +23,10 @@ from qkv.nn.residual import ResidualStream, Site
 class BlockInputs:
     """What a block needs besides the stream: the same objects for all layers of a kind, made once per forward."""
 
-    mask: Mask
+    mask: Mask | Rule | None = None
     phases: Phases = NO_PHASES
     memory_BSN: Tensor | None = None
-    memory_mask: Mask | None = None
+    memory_mask: Mask | Rule | None = None
     cache: LayerCache | None = None
     cross_cache: CrossCache | None = None
     end: int = 0
@@ -77,10 +77,18 @@ class CrossAttentionSublayer(Sublayer):
 
 
 class Block(nn.Module):
-    """One layer: self-attention, cross-attention where there is a source, feed-forward."""
+    """One layer: self-attention, cross-attention where there is a source, feed-forward.
 
-    def __init__(self, config: BlockConfig, dims: Dims, stream: ResidualStream, first_site: int) -> None:
+    On its own: `Block(config, Dims(d_model))(x, BlockInputs(mask=Causal()))`. A stack gives all its blocks one stream;
+    `first_site` is the number of sublayers before this block.
+    """
+
+    def __init__(
+        self, config: BlockConfig, dims: Dims, stream: ResidualStream | None = None, first_site: int = 0
+    ) -> None:
         super().__init__()
+        if stream is None:
+            stream = build(config.residual, dims)
         dims = dims.with_(norm=config.norm)
         self.self_attention = SelfAttentionSublayer(
             build(config.attention, dims.with_(d_source=None)),
@@ -101,8 +109,9 @@ class Block(nn.Module):
         """The number of sublayers."""
         return len(self._modules)
 
-    def forward(self, state: Any, inputs: BlockInputs) -> Any:
-        """The state of the residual stream, one layer later."""
+    def forward(self, state: Any, inputs: BlockInputs | None = None) -> Any:
+        """The state of the residual stream (plain: hidden vectors [B, T, M]), one layer later."""
+        inputs = inputs or BlockInputs()
         for sublayer in self.children():
             state = sublayer(state, inputs)
         return state

@@ -30,13 +30,15 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 class FeedForward(nn.Module):
-    """down(activation(up(x))) ("Attention Is All You Need", eq. 2), the same as two convolutions of width 1."""
+    """down(activation(up(x))) ("Attention Is All You Need", eq. 2), the same as two convolutions of width 1; the gated
+    kinds are down(activation(gate(x)) * up(x)): SwiGLU, GEGLU (Shazeer 2020, arXiv 2002.05202)."""
 
     def __init__(self, config: DenseFeedForwardConfig, dims: Dims) -> None:
         super().__init__()
         config = config.complete(dims.d_model)
         assert config.d_ff is not None
         self.kind = config.kind
+        self.gate = nn.Linear(dims.d_model, config.d_ff, bias=config.bias) if config.gated else None
         self.up = nn.Linear(dims.d_model, config.d_ff, bias=config.bias)
         self.down = nn.Linear(config.d_ff, dims.d_model, bias=config.bias)
         self.dropout = nn.Dropout(config.dropout)
@@ -48,24 +50,13 @@ class FeedForward(nn.Module):
 
     def hidden(self, x: Tensor) -> Tensor:
         """The hidden activations, [..., F]."""
-        return ACTIVATIONS[self.kind](self.up(x))
+        up: Tensor = self.up(x)
+        if self.gate is None:
+            return ACTIVATIONS[self.kind](up)
+        return ACTIVATIONS[self.kind](self.gate(x)) * up
 
     def extra_repr(self) -> str:
         return self.kind
 
 
-class GatedFeedForward(FeedForward):
-    """down(activation(gate(x)) * up(x)): SwiGLU, GEGLU (Shazeer 2020, arXiv 2002.05202)."""
-
-    def __init__(self, config: DenseFeedForwardConfig, dims: Dims) -> None:
-        super().__init__(config, dims)
-        self.gate = nn.Linear(dims.d_model, self.up.out_features, bias=config.bias)
-
-    def hidden(self, x: Tensor) -> Tensor:
-        up: Tensor = self.up(x)
-        return ACTIVATIONS[self.kind](self.gate(x)) * up
-
-
-@build.register
-def _dense(config: DenseFeedForwardConfig, dims: Dims) -> FeedForward:
-    return GatedFeedForward(config, dims) if config.gated else FeedForward(config, dims)
+build.register(DenseFeedForwardConfig, FeedForward)

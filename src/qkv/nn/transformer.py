@@ -35,6 +35,11 @@ class Output:
     target_count: Tensor
     aux: dict[str, Tensor] = field(default_factory=dict)
 
+    @property
+    def loss(self) -> Tensor:
+        """The mean over the targets, in nats."""
+        return self.loss_sum / self.target_count
+
 
 class Transformer(nn.Module):
     """A Transformer of any family, from its configuration, with random weights by the configuration's `init`.
@@ -51,6 +56,10 @@ class Transformer(nn.Module):
     ) -> None:
         """`device="meta"` builds shapes without memory. `generator` draws the weights; None: torch's global one."""
         super().__init__()
+        if not isinstance(config, ModelConfig):
+            raise UsageError(
+                f"a Transformer is built from a ModelConfig, not a {type(config).__name__}", hint="config.model"
+            )
         self.config = config
         self.label_smoothing = 0.0
         stacks = config.stacks
@@ -117,6 +126,9 @@ class Transformer(nn.Module):
         """An empty cache for `batch` rows: of `length` tokens at most with memory of fixed size, or growing (None)."""
         if self.decoder is None:
             raise UsageError("an encoder has no cache: it reads its whole input at once")
+        for name, number in (("batch", batch), ("length", 1 if length is None else length)):
+            if not isinstance(number, int) or number < 1:
+                raise UsageError(f"`{name}` of a cache is a whole number from 1, not {number!r}")
         parameter = next(self.parameters())
         return Cache(
             batch,

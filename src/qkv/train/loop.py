@@ -104,7 +104,7 @@ def resume(run_dir: str | Path, *, steps: int | None = None, listener: Listener 
     training = read_tensors(folder / "training.safetensors")
     config = loaded.config
     if steps is not None:
-        config = load_config(folder / "config.yaml", [f"train.steps={steps}"])
+        config = load_config(folder / "config.yaml", [f"train.steps={steps}"], EVERY_PACKAGE)
     if loaded.tokenizer is None:
         raise QkvError("the checkpoint has no tokenizer", where=str(folder))
     prepared = prepare(config, loaded.tokenizer, cache_folder() / "data")

@@ -1,0 +1,330 @@
+"""A run that stopped and went on is the run that never stopped, bit for bit."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from qkv.checkpoint.store import load_checkpoint
+from qkv.config.errors import ConfigError, ConflictError, NotFoundError, QkvError, UsageError
+from qkv.train.loop import Interrupted, fit, resume
+
+from .small import (
+    ADAMW,
+    MUON,
+    assert_equal,
+    assert_same_checkpoint,
+    config,
+    first_step,
+    losses,
+    metrics,
+    step,
+    steps_of,
+    train,
+    weights,
+)
+
+# dropout, micro-batches of uneven size, and steps that cross from one epoch to the next
+HARD = ("model.dropout=0.2", "train.batch_tokens=160", "train.micro_batch_tokens=48", "train.schedule.warmup=3")
+
+
+def stop_at(run: str, number: int, as_run: str) -> Path:
+    """A copy of a run as it was when its checkpoint after step `number` had just been saved."""
+    copy = Path(shutil.copytree(run, as_run))
+    for folder in (copy / "checkpoints").iterdir():
+        if int(folder.name.removeprefix("step-")) > number:
+            shutil.rmtree(folder)
+    return copy
+
+
+def interrupting(at: int) -> Any:
+    """A listener that presses Ctrl-C in step `at`."""
+
+    def listen(event: dict[str, Any]) -> None:
+        if event["event"] == "train" and event["step"] == at:
+            signal.raise_signal(signal.SIGINT)
+
+    return listen
+
+
+@pytest.mark.parametrize("family", ["decoder", "encoder"])
+def test_the_settings_below_leave_nothing_easy(family: str) -> None:
+    batches = first_step(config(*HARD, family=family))
+    assert [len(batch.inputs) for batch in batches] == [3, 3, 3, 1]
+    assert any(batch.documents is not None for batch in batches)
+    still = losses(train("still", *HARD, "model.dropout=0", family=family))
+    assert losses(train("dropping", *HARD, family=family))[0][1] != still[0][1]
+
+
+@pytest.mark.parametrize("optimizer", [ADAMW, MUON], ids=["adamw", "muon"])
+@pytest.mark.parametrize("family", ["decoder", "encoder"])
+def test_half_and_half_is_the_whole(family: str, optimizer: tuple[str, ...]) -> None:
+    changes = (*HARD, *optimizer, "train.steps=16", "train.save_every=8", "train.eval_every=4")
+    train("whole", *changes, family=family)
+    stop_at("whole", 8, "halves")
+    resume("halves")
+    assert_same_checkpoint(step("whole", 16), step("halves", 16))
+    assert losses("halves") == losses("whole")
+    assert [line.get("val_loss") for line in metrics("halves")] == [line.get("val_loss") for line in metrics("whole")]
+    epochs = [json.loads((step("whole", n) / "state.json").read_text())["loader"]["epoch"] for n in (8, 16)]
+    assert epochs[0] < epochs[1]
+
+
+def test_a_run_resumed_after_every_step_is_the_whole() -> None:
+    changes = (*HARD, *MUON, "train.steps=5", "train.save_every=1", "train.keep=1")
+    train("whole", *changes)
+    with pytest.raises(Interrupted):
+        fit(config(*changes), run_dir="pieces", listener=interrupting(1))
+    for number in (2, 3, 4):
+        with pytest.raises(Interrupted):
+            resume("pieces", listener=interrupting(number))
+    resume("pieces")
+    assert_same_checkpoint(step("whole", 5), step("pieces", 5))
+    assert losses("pieces") == losses("whole")
+
+
+@pytest.mark.parametrize("position", ["learned", "sinusoidal", "none"])
+def test_other_positions_tied_heads_and_biases_go_on_too(position: str) -> None:
+    changes = (
+        *HARD,
+        f"model.position.kind={position}",
+        "model.tie_embeddings=head",
+        "model.norm.kind=layernorm",
+        "model.attention.bias=true",
+        "train.save_every=2",
+    )
+    train("whole", *changes)
+    stop_at("whole", 2, "halves")
+    resume("halves")
+    assert_same_checkpoint(step("whole", 4), step("halves", 4))
+
+
+def test_more_steps_may_be_asked_for() -> None:
+    changes = (*HARD, "train.schedule.kind=constant", "train.save_every=3")
+    train("whole", *changes, "train.steps=6")
+    train("longer", *changes, "train.steps=3")
+    run = resume("longer", steps=6)
+    assert (run.step, run.path.name) == (6, "longer")
+    assert_equal(weights("whole", 6), weights("longer", 6))
+    assert load_checkpoint(step("longer", 6)).config.train.steps == 6
+
+
+def test_a_finished_run_says_how_to_take_more_steps() -> None:
+    train("run")
+    before = metrics("run")
+    with pytest.raises(UsageError, match=r"taken all its 4 steps[\s\S]*train\.steps=N"):
+        resume("run")
+    with pytest.raises(UsageError, match="taken all its 4 steps"):
+        resume("run", steps=3)
+    assert metrics("run") == before
+    assert steps_of("run") == ["step-000004"]
+
+
+def test_steps_that_the_schedule_does_not_allow_are_refused_before_anything_is_saved() -> None:
+    """A checkpoint with them could not be loaded again."""
+    train("run", "train.schedule.warmup=4", "train.save_every=2")
+    shutil.rmtree(step("run", 4))
+    with pytest.raises(ConfigError, match=r"train\.schedule\.warmup.*train\.steps"):
+        resume("run", steps=3)
+    assert steps_of("run") == ["step-000002"]
+
+
+# --- what the caller and the run owe each other -----------------------------------------------------------------------
+
+
+def test_validating_and_saving_change_nothing() -> None:
+    changes = (*HARD, "train.steps=6")
+    plain = train("plain", *changes, "data.validation=0.1")
+    busy = train("busy", *changes, "data.validation=0.1", "train.eval_every=1", "train.save_every=1")
+    assert_equal(weights(plain, 6), weights(busy, 6))
+    assert losses(plain) == losses(busy)
+
+
+@pytest.mark.parametrize("stopped", [False, True], ids=["finished", "interrupted"])
+def test_the_callers_generators_are_left_alone(stopped: bool) -> None:
+    import random
+
+    import numpy as np
+
+    def states() -> list[Any]:
+        kept = np.random.get_state()
+        return [torch.get_rng_state().tolist(), random.getstate(), [str(part) for part in kept], kept[1].tolist()]
+
+    torch.manual_seed(123)
+    torch.randn(5)  # half of a pair of normal numbers stays behind in the generator
+    before = states()
+    if stopped:
+        with pytest.raises(Interrupted):
+            fit(config(*HARD), run_dir="run", listener=interrupting(2))
+        resume("run")
+    else:
+        train("run", *HARD)
+    assert states() == before
+
+
+def test_the_callers_generators_have_no_say() -> None:
+    torch.manual_seed(1)
+    one = weights(train("one", *HARD), 4)
+    torch.manual_seed(2)
+    assert_equal(one, weights(train("other", *HARD), 4))
+
+
+def test_another_seed_is_another_run() -> None:
+    one, other = losses(train("one", *HARD)), losses(train("other", *HARD, "train.seed=1"))
+    assert all(first[1] != second[1] for first, second in zip(one, other, strict=True))
+
+
+# --- Ctrl-C -----------------------------------------------------------------------------------------------------------
+
+
+def test_ctrl_c_saves_once_and_names_the_run_to_resume() -> None:
+    saved: list[int] = []
+
+    def listen(event: dict[str, Any]) -> None:
+        interrupting(3)(event)
+        if event["event"] == "checkpoint":
+            saved.append(event["step"])
+
+    changes = (*HARD, "train.steps=6", "train.save_every=3")  # the step would be saved anyway
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(Interrupted, match=r"qkv train --resume run$") as stop:
+        fit(config(*changes), run_dir="run", listener=listen)
+    assert stop.value.run == Path("run")
+    assert saved == [3]
+    assert signal.getsignal(signal.SIGINT) is before
+    resume("run")
+    train("whole", *changes)
+    assert_same_checkpoint(step("whole", 6), step("run", 6))
+
+
+def test_the_command_to_go_on_can_be_pasted() -> None:
+    with pytest.raises(Interrupted, match=r"qkv train --resume 'my run'$"):
+        fit(config(), run_dir="my run", listener=interrupting(1))
+
+
+def test_ctrl_c_in_the_last_step_finishes_the_run() -> None:
+    run = fit(config(), run_dir="run", listener=interrupting(4))
+    assert run.step == 4
+    assert steps_of("run") == ["step-000004"]
+
+
+def test_a_second_ctrl_c_stops_at_once_and_saves_nothing() -> None:
+    def listen(event: dict[str, Any]) -> None:
+        for _ in range(2):
+            interrupting(2)(event)
+
+    with pytest.raises(KeyboardInterrupt) as stop:
+        fit(config(), run_dir="run", listener=listen)
+    assert not isinstance(stop.value, Interrupted)
+    assert steps_of("run") == []
+
+
+def test_training_works_outside_the_main_thread() -> None:
+    found: list[int] = []
+    thread = threading.Thread(target=lambda: found.append(fit(config(), run_dir="run").step))
+    thread.start()
+    thread.join()
+    assert found == [4]
+
+
+# --- what a resume refuses, and says ----------------------------------------------------------------------------------
+
+
+def test_resuming_prints_the_loss_of_one_fixed_batch_beside_the_saved_one() -> None:
+    train("run", "train.save_every=2")
+    shutil.rmtree(step("run", 4))
+    notes: list[str] = []
+    resume("run", listener=lambda event: notes.append(event["text"]) if event["event"] == "note" else None)
+    told = json.loads((step("run", 2) / "state.json").read_text())["probe_loss"]
+    assert notes == [f"loss on the fixed batch: {told:.6f} when saved, {told:.6f} now"]
+
+
+def test_a_model_that_is_not_the_one_that_was_saved_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    train("run", "train.save_every=2")
+    shutil.rmtree(step("run", 4))
+    state = json.loads((step("run", 2) / "state.json").read_text())
+    state["probe_loss"] += 0.1
+    (step("run", 2) / "state.json").write_text(json.dumps(state))
+    with pytest.raises(QkvError, match="not the one that was saved"):
+        resume("run")
+
+
+@pytest.mark.parametrize("change", ["changed", "longer", "gone"])
+def test_changed_data_are_refused(change: str) -> None:
+    train("run", "train.save_every=2")
+    shutil.rmtree(step("run", 4))
+    before = metrics("run")
+    corpus = Path("corpus.txt")
+    text = corpus.read_text(encoding="utf-8")
+    if change == "gone":
+        corpus.unlink()
+        with pytest.raises(NotFoundError, match=r"corpus\.txt"):
+            resume("run")
+    else:
+        changed = (
+            text + "one more line\n" if change == "longer" else text[:-2] + ("a" if text[-2] != "a" else "b") + "\n"
+        )
+        corpus.write_text(changed, encoding="utf-8")
+        with pytest.raises(QkvError, match="not what they were"):
+            resume("run")
+    assert metrics("run") == before
+    corpus.write_text(text, encoding="utf-8")
+    assert resume("run").step == 4
+
+
+def test_there_must_be_something_to_resume() -> None:
+    with pytest.raises(NotFoundError, match="no such file or folder"):
+        resume("nowhere")
+    Path("empty").mkdir()
+    with pytest.raises(NotFoundError, match="no model is here"):
+        resume("empty")
+
+
+def test_a_checkpoint_that_the_run_has_left_behind_is_refused_before_a_step_is_taken() -> None:
+    train("run", "train.save_every=2")
+    before = metrics("run")
+    with pytest.raises(ConflictError, match=r"gone on[\s\S]*step-000004"):
+        resume(step("run", 2), steps=8)
+    assert metrics("run") == before
+    assert resume(step("run", 4), steps=5).path.name == "run"
+
+
+def test_a_model_outside_a_run_is_not_resumed() -> None:
+    train("run")
+    shutil.copytree(step("run", 4), "models/model")
+    with pytest.raises(UsageError, match="not in a run"):
+        resume("models/model", steps=8)
+    assert [path.name for path in Path("models").iterdir()] == ["model"]
+
+
+# --- metrics ----------------------------------------------------------------------------------------------------------
+
+
+def test_metrics_after_the_resumed_step_are_dropped_and_taken_again() -> None:
+    train("run", "train.steps=6", "train.save_every=2", "train.eval_every=1")
+    whole = metrics("run")
+    shutil.rmtree(step("run", 6))
+    shutil.rmtree(step("run", 4))
+    with (Path("run") / "metrics.jsonl").open("a", encoding="utf-8") as file:
+        file.write('{"step": 7, "loss": 1.')  # cut off by a kill
+    resume("run")
+    for line in (again := metrics("run")) + whole:
+        line.pop("tokens_per_second", None)
+    assert again == whole
+
+
+@pytest.mark.parametrize("left", ["", '{"step": 1, "lo', "\n", None])
+def test_a_metrics_file_that_says_little_is_no_obstacle(left: str | None) -> None:
+    train("run", "train.save_every=2")
+    shutil.rmtree(step("run", 4))
+    path = Path("run/metrics.jsonl")
+    path.unlink() if left is None else path.write_text(left, encoding="utf-8")
+    resume("run")
+    assert [number for number, _ in losses("run")] == [3, 4]

@@ -28,7 +28,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from qkv.config.errors import ConflictError, NotFoundError, QkvError
-from qkv.config.load import load_config
+from qkv.config.load import load_config, preset_names
 from qkv.config.run import Config
 from qkv.nn.transformer import Transformer
 from qkv.tokenizer.tokenizer import Tokenizer
@@ -168,7 +168,12 @@ def find_checkpoint(path: Path, *, newest: bool = False) -> Path:
     if (path / "state.json").is_file():
         return path
     if not path.exists():
-        raise NotFoundError("there is no such file or folder", where=str(path))
+        untrained = str(path) in preset_names()
+        raise NotFoundError(
+            "a preset is a configuration without weights" if untrained else "there is no such file or folder",
+            where=str(path),
+            hint=f"`qkv train {path} data.train=[FILE]`" if untrained else "`qkv runs` for the list",
+        )
     checkpoints = checkpoints_of(path)
     if not checkpoints:
         raise NotFoundError(
@@ -191,6 +196,11 @@ def load_checkpoint(path: Path, *, newest: bool = False, allow: tuple[str, ...] 
         network = Transformer(config.model, device="meta")
     except RuntimeError as error:  # sizes beyond what can be counted
         raise DamagedError(f"no model has these sizes: {error}", where=str(folder / "config.yaml")) from None
+    rows = config.model.vocab_size
+    if tokenizer is not None and rows is not None and tokenizer.vocab_size > rows:
+        raise DamagedError(
+            f"the tokenizer has {tokenizer.vocab_size} ids and the model's vocabulary {rows}", where=str(folder)
+        )
     fill(network, read_tensors(folder / "model.safetensors"), folder / "model.safetensors")
     return Loaded(network, tokenizer, config, folder, state)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from qkv.cli.common import json_option
+from qkv.cli.common import allow_option, json_option
 from qkv.config.errors import UsageError
 
 
@@ -15,9 +15,15 @@ from qkv.config.errors import UsageError
 @click.argument("overrides", nargs=-1, metavar="[key=value]...")
 @click.option("--run-dir", type=click.Path(path_type=Path), help="The run folder (default: a new one under runs/).")
 @click.option("--resume", type=click.Path(path_type=Path), help="Go on with this run, inside its folder.")
+@allow_option
 @json_option
 def train(
-    config: str | None, overrides: tuple[str, ...], run_dir: Path | None, resume: Path | None, as_json: bool
+    config: str | None,
+    overrides: tuple[str, ...],
+    run_dir: Path | None,
+    resume: Path | None,
+    allow: tuple[str, ...],
+    as_json: bool,
 ) -> None:
     """Train the model that CONFIG (a file or a preset) describes.
 
@@ -32,12 +38,14 @@ def train(
     with Progress(as_json) as progress:
         try:
             if resume is not None:
-                run = go_on(resume, steps=_steps(config, overrides, run_dir), listener=progress)
+                run = go_on(resume, steps=_steps(config, overrides, run_dir), listener=progress, allow=allow)
             elif config is None:
                 raise UsageError("which CONFIG? a file or a preset", hint="`qkv presets`, `qkv new PRESET`")
             else:
                 name = Path(config).stem
-                run = fit(Config.load(config, *overrides), run_dir=run_dir, name=name, listener=progress)
+                run = fit(
+                    Config.load(config, *overrides, allow=allow or None), run_dir=run_dir, name=name, listener=progress
+                )
         except Interrupted as stop:
             click.echo(str(stop), err=True)
             raise

@@ -9,20 +9,16 @@ from __future__ import annotations
 
 import math
 import shlex
-import signal
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import torch
 from torch import nn
 
 from qkv.checkpoint.store import find_checkpoint, load_checkpoint, read_tensors, save_checkpoint
-from qkv.config.base import EVERY_PACKAGE
 from qkv.config.errors import ConfigError, ConflictError, QkvError, UsageError
 from qkv.config.load import load_config
 from qkv.config.paths import cache_folder
@@ -33,8 +29,11 @@ from qkv.data.tokenizers import tokenizer_for
 from qkv.nn.transformer import Output, Transformer
 from qkv.tokenizer.tokenizer import Tokenizer
 from qkv.train.compute import Compute, choose_compute, compile_blocks
+from qkv.train.guards import generators_of, interrupts, lent_generators, read_generators
 from qkv.train.optimizer import build_optimizer
+from qkv.train.report import write_report
 from qkv.train.run_folder import RunFolder, require_space, require_unused
+from qkv.train.samples import write_sample
 from qkv.train.schedule import share_of_peak
 
 Listener = Callable[[dict[str, Any]], None]
@@ -70,6 +69,11 @@ def fit(
 
     Raises QkvError for what cannot be trained; Interrupted after Ctrl-C, when everything has been saved.
     """
+    if config.objective is None:
+        raise UsageError(
+            f"there is no objective yet for a model of family {config.model.family}",
+            hint="a decoder or an encoder: `qkv presets`",
+        )
     place = Path(run_dir) if run_dir else None
     if place is not None:
         require_unused(place)
@@ -84,10 +88,17 @@ def fit(
     return trainer.run_in(run)
 
 
-def resume(run_dir: str | Path, *, steps: int | None = None, listener: Listener | None = None) -> Run:
+def resume(
+    run_dir: str | Path,
+    *,
+    steps: int | None = None,
+    listener: Listener | None = None,
+    allow: tuple[str, ...] = (),
+) -> Run:
     """Go on with a run from its newest checkpoint, inside its folder; only the number of steps may change.
 
-    On one CPU the result is bit for bit that of a run that never stopped.
+    On one CPU the result is bit for bit that of a run that never stopped. Other `steps` stretch the schedule: the
+    learning rate is then the one that a run of that many steps has at this point. allow: as in `qkv.load`.
     """
     folder = find_checkpoint(Path(run_dir), newest=True)
     run = RunFolder(folder.resolve().parent.parent)
@@ -99,12 +110,14 @@ def resume(run_dir: str | Path, *, steps: int | None = None, listener: Listener 
             where=str(folder),
             hint=f"--resume {run.path}, which goes on from {run.checkpoints[-1].name}, or removing the later ones",
         )
-    # the run's own configuration: its import paths were the user's choice when the run began
-    loaded = load_checkpoint(folder, allow=EVERY_PACKAGE)
+    loaded = load_checkpoint(folder, allow=allow)
     training = read_tensors(folder / "training.safetensors")
     config = loaded.config
     if steps is not None:
-        config = load_config(folder / "config.yaml", [f"train.steps={steps}"], EVERY_PACKAGE)
+        done = int(loaded.state["step"])
+        if steps <= done:
+            raise _all_taken(done, run)
+        config = load_config(folder / "config.yaml", [f"train.steps={steps}"], allow)
     if loaded.tokenizer is None:
         raise QkvError("the checkpoint has no tokenizer", where=str(folder))
     prepared = prepare(config, loaded.tokenizer, cache_folder() / "data")
@@ -117,10 +130,19 @@ def resume(run_dir: str | Path, *, steps: int | None = None, listener: Listener 
         )
     compute = choose_compute(config.train, loaded.network, compiled=bool(loaded.state["compiled"]))
     trainer = Trainer(config, loaded.network, loaded.tokenizer, prepared, compute, listener)
+    if config.train.steps != loaded.config.train.steps:
+        text = f"the schedule now spans {config.train.steps} steps instead of {loaded.config.train.steps}"
+        trainer.tell({"event": "note", "text": text})
     trainer.take_up(loaded.state, training)
     require_space(run.path, trainer.space)
     run.forget_after(trainer.step)
     return trainer.run_in(run)
+
+
+def _all_taken(step: int, run: RunFolder) -> UsageError:
+    return UsageError(
+        f"the run has taken all its {step} steps", where=str(run.path), hint=f"train.steps=N above {step}"
+    )
 
 
 def _sized(config: Config, tokenizer: Tokenizer) -> Config:
@@ -146,8 +168,7 @@ class Trainer:
         compute: Compute,
         listener: Listener | None = None,
     ) -> None:
-        if config.objective is None:
-            raise UsageError(f"there is no objective yet for a model of family {config.model.family}")
+        assert config.objective is not None
         self.config, self.tokenizer, self.prepared, self.compute = config, tokenizer, prepared, compute
         self.network = network.to(compute.device)
         self.network.label_smoothing = config.train.label_smoothing
@@ -171,7 +192,7 @@ class Trainer:
         self.loss: float | None = None
         self.val_loss: float | None = None
         self.seconds = 0.0
-        self._dropout = _generator_state(config.train.seed, compute.device)
+        self._dropout = generators_of(config.train.seed, compute.device)
 
     # --- the loop -----------------------------------------------------------------------------------------------------
 
@@ -179,11 +200,9 @@ class Trainer:
         """Take the remaining steps, logging and saving in `run`."""
         train = self.config.train
         if self.step >= train.steps:
-            raise UsageError(
-                f"the run has taken all its {self.step} steps", where=str(run.path), hint="train.steps=N for more"
-            )
+            raise _all_taken(self.step, run)
         self._tell_start(run)
-        with _global_generators(self), _interrupts() as interrupted:
+        with lent_generators(self._dropout, self.compute.device), interrupts() as interrupted:
             while self.step < train.steps:
                 self._log_step(run, self.take_step())
                 last = self.step == train.steps
@@ -194,6 +213,7 @@ class Trainer:
                     self.save(run)
                 if stopping and not last:
                     raise Interrupted(run.path)
+        write_report(run.path)
         self.tell({"event": "end", "run": str(run.path), "step": self.step, "seconds": self.seconds})
         return Run(run.path, self.step, self.loss, self.val_loss)
 
@@ -312,12 +332,13 @@ class Trainer:
         record = {"step": self.step, "tokens": self.tokens, "val_loss": self.val_loss}
         run.log(record)
         self.tell({"event": "validation", **record})
+        write_sample(run.path / "samples" / f"step-{self.step:06d}.txt", self.network, self.tokenizer)
 
     def save(self, run: RunFolder) -> Path:
         """Write a complete checkpoint of this step and drop those that rotation drops."""
         path = run.checkpoint_path(self.step)
         training = self.optimizer.state()
-        training |= {f"generator/{name}": state for name, state in _read_generators(self.compute.device).items()}
+        training |= {f"generator/{name}": state for name, state in read_generators(self.compute.device).items()}
         state = {
             "step": self.step,
             "tokens": self.tokens,
@@ -358,59 +379,3 @@ class Trainer:
 
 def _due(step: int, every: int | None) -> bool:
     return every is not None and step % every == 0
-
-
-# --- global generators and signals ------------------------------------------------------------------------------------
-
-
-def _read_generators(device: torch.device) -> dict[str, torch.Tensor]:
-    states = {"cpu": torch.get_rng_state()}
-    if device.type == "cuda":
-        states["cuda"] = torch.cuda.get_rng_state(device)
-    return states
-
-
-def _write_generators(states: dict[str, torch.Tensor], device: torch.device) -> None:
-    torch.set_rng_state(states["cpu"])
-    if "cuda" in states and device.type == "cuda":
-        torch.cuda.set_rng_state(states["cuda"], device)
-
-
-def _generator_state(seed: int, device: torch.device) -> dict[str, torch.Tensor]:
-    """The states that dropout starts from, leaving the caller's as they are."""
-    places = {"cpu", "cuda"} if device.type == "cuda" else {"cpu"}
-    return {place: torch.Generator(place).manual_seed(seed).get_state() for place in places}
-
-
-@contextmanager
-def _global_generators(trainer: Trainer) -> Iterator[None]:
-    """Dropout draws from torch's global generators: lend them to the run, and give the caller's back."""
-    device = trainer.compute.device
-    before = _read_generators(device)
-    _write_generators(trainer._dropout, device)
-    try:
-        yield
-    finally:
-        _write_generators(before, device)
-
-
-@contextmanager
-def _interrupts() -> Iterator[Callable[[], bool]]:
-    """The first Ctrl-C is remembered until the step is done; a second one stops at once."""
-    received = False
-
-    def remember(number: int, frame: FrameType | None) -> None:
-        nonlocal received
-        if received:
-            raise KeyboardInterrupt
-        received = True
-
-    try:
-        before = signal.signal(signal.SIGINT, remember)
-    except ValueError:  # not in the main thread: nobody can press Ctrl-C here
-        yield lambda: False
-        return
-    try:
-        yield lambda: received
-    finally:
-        signal.signal(signal.SIGINT, before)

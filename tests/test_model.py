@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from generate.tiny import CONTEXT, byte_tokenizer, decode, model, network, same
@@ -16,7 +17,7 @@ from qkv.tokenizer import Tokenizer
 
 
 def test_generate_returns_the_promised_fields() -> None:
-    found = model().generate("hello", max_new_tokens=6, temperature=0.8, seed=1)
+    found = model().generate("hello", max_new_tokens=6, temperature=0.8, seed=2)
     assert (found.prompt_tokens, found.completion_tokens, found.finish_reason) == (6, 6, "length")
     assert len(found.token_ids) == 6
     assert found.text == byte_tokenizer().decode(found.token_ids)
@@ -31,8 +32,73 @@ def test_the_options_reach_the_decoding() -> None:
     expected = decode(made.network, [[257, *b"hello"]], sampling=sampling, seeds=[9], eos_ids=[258]).generated[0]
     assert made.generate("hello", max_new_tokens=20, seed=9, **options).token_ids == expected
     assert made.generate("hello", max_new_tokens=20, seed=9, use_cache=False, **options).token_ids == expected
-    with pytest.raises(TypeError, match="temprature"):
-        made.generate("hello", temprature=1.0)
+
+
+@pytest.mark.parametrize(
+    ("option", "said", "hint"),
+    [
+        ("temprature", "no option 'temprature'", "temperature"),
+        ("max_tokens", "no option 'max_tokens'", "max_new_tokens"),
+        ("zzz", "no option 'zzz'", "max_new_tokens, temperature"),
+        ("beam_size", "come with translation", ""),
+        ("num_beams", "come with translation", ""),
+    ],
+)
+def test_an_unknown_option_is_named_with_the_nearest_one(option: str, said: str, hint: str) -> None:
+    made = model()
+    for use in (made.generate, made.stream):
+        with pytest.raises(UsageError, match=said) as caught:
+            use("hello", **{option: 3})
+        assert hint in (caught.value.hint or "")
+    with pytest.raises(UsageError, match="one text is streamed"):
+        made.stream("hello", num_samples=2)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("stop", None),
+        ("stop", 5),
+        ("stop", b"x"),
+        ("temperature", "1"),
+        ("temperature", None),
+        ("temperature", True),
+        ("top_k", True),
+        ("top_p", "0.5"),
+        ("logprobs", True),
+        ("max_new_tokens", True),
+        ("max_new_tokens", "7"),
+        ("num_samples", 1.5),
+        ("num_samples", True),
+        ("num_samples", None),
+        ("seed", True),
+        ("seed", "7"),
+        ("use_cache", "no"),
+        ("parse_special", 1),
+    ],
+)
+def test_an_option_of_a_wrong_type_is_refused_by_name(name: str, value: object) -> None:
+    with pytest.raises(UsageError, match=name):
+        model().generate("hello", **{name: value})
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        *({"frequency_penalty": value} for value in (1e39, -1e39, 1e300, -3e38)),
+        {"presence_penalty": 1e39},
+        {"repetition_penalty": 1e-45, "temperature": 1.0},
+    ],
+)
+def test_a_huge_penalty_is_refused_rather_than_writing_nonsense(options: dict[str, float]) -> None:
+    name = next(iter(options))
+    with pytest.raises(UsageError, match=name):
+        model().generate("the cat", **{"temperature": 0, **options})
+
+
+def test_a_penalty_passes_over_prompt_ids_that_only_pad_the_embedding() -> None:
+    made = model(vocab_size=300)
+    assert made.generate([257, 290], repetition_penalty=2.0, max_new_tokens=3, seed=0).prompt_tokens == 2
 
 
 # --- prompts ----------------------------------------------------------------------------------------------------------
@@ -66,6 +132,63 @@ def test_a_spelled_special_token_is_ordinary_text_unless_asked_for() -> None:
     made.generate("<eos>", max_new_tokens=1)
     made.generate("<eos>", max_new_tokens=1, parse_special=True)
     assert read == [[257, *b"<eos>"], [257, 258]]
+
+
+@pytest.mark.parametrize("prompt", [b"abc", bytearray(b"abc"), memoryview(b"abc"), [b"abc"], ["a", b"abc"]])
+def test_bytes_are_no_prompt(prompt) -> None:
+    with pytest.raises(UsageError, match="bytes are neither a text nor ids"):
+        model().generate(prompt)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "said"),
+    [
+        ([True, False], "whole number, not True"),
+        ([[1], [2, True]], "whole number, not True"),
+        ([1.0, 2.0], "whole number, not 1.0"),
+        ([1, "a"], "whole number, not 'a'"),
+        (["a", 1], "prompt 1 is neither"),
+        (["a", None], "prompt 1 is neither"),
+        (None, "not None"),
+        (5, "not 5"),
+        ({"a": 1}, "not a dict"),
+        ({1, 2}, "not a set"),
+        (torch.tensor([1.0, 2.0]), "torch.float32 is no prompt"),
+        (torch.tensor([True, False]), "whole number, not True"),
+        (torch.tensor(3), "not 3"),
+        (np.array([0.5]), "whole number, not 0.5"),
+    ],
+)
+@pytest.mark.parametrize("family", ["decoder", "encoder-decoder"])
+def test_what_is_no_prompt_is_refused_by_name(prompt, said: str, family: str) -> None:
+    if family == "encoder-decoder":
+        said = said.replace("prompt 1", "source 1").replace("torch.float32 is no prompt", "encoder reads ids")
+    with pytest.raises(UsageError, match=said):
+        model(family=family).generate(prompt)
+
+
+def test_ids_may_be_arrays_and_tensors() -> None:
+    made = model()
+    expected = made.generate([1, 2, 3], seed=1)
+    for ids in (np.array([1, 2, 3]), (1, 2, 3), torch.tensor([1, 2, 3]), [np.int64(1), 2, 3]):
+        assert same(made.generate(ids, seed=1), expected)
+    assert "".join(made.stream(torch.tensor([1, 2, 3]), seed=1)) == expected.text
+    assert same(made.generate([torch.tensor([1, 2, 3])], seed=1)[0], expected)
+
+
+def test_no_prompts_give_no_generations() -> None:
+    assert model().generate([]) == []
+    with pytest.raises(UsageError, match="temperature"):
+        model().generate([], temperature=-1)
+
+
+def test_scoring_and_filling_read_texts_only() -> None:
+    for prompt, continuation in ((None, "a"), ("a", None), (b"a", "b")):
+        with pytest.raises(UsageError, match="a text"):
+            model().score(prompt, continuation)
+    for text in (5, None, [1], b"a"):
+        with pytest.raises(UsageError, match="a text or a list of texts"):
+            model(family="encoder").fill_mask(text)
 
 
 def test_an_empty_prompt_starts_from_bos_or_is_a_clean_error() -> None:
@@ -185,6 +308,9 @@ def test_features_give_one_generation_per_row() -> None:
     first, second = made.generate(source, max_new_tokens=4, temperature=0)
     assert first.token_ids != second.token_ids
     assert first.prompt_tokens == 6
+    for wrong in (source[0], "text", [1, 2]):
+        with pytest.raises(UsageError, match="the encoder reads features"):
+            made.generate(wrong)
 
 
 def test_sources_that_cannot_be_read_are_refused() -> None:

@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from qkv.config.errors import QkvError as QkvError
     from qkv.config.run import Config as Config
     from qkv.model import Model as Model
     from qkv.model import load as load
@@ -22,6 +23,7 @@ __version__ = "0.1.0.dev0"
 _NAMES = {
     "Config": "qkv.config.run",
     "Model": "qkv.model",
+    "QkvError": "qkv.config.errors",
     "Tokenizer": "qkv.tokenizer.tokenizer",
     "Transformer": "qkv.nn.transformer",
     "fit": "qkv.train.loop",

@@ -15,12 +15,15 @@ from torch import Tensor
 
 from qkv.checkpoint.store import load_checkpoint, save_checkpoint
 from qkv.config.errors import UsageError
+from qkv.config.model import FeatureInputConfig, TokenInputConfig
 from qkv.config.run import Config
-from qkv.generate.decode import Decoding, check_count, check_ids, check_prompts, pad
+from qkv.generate.arguments import check_count, check_flag, check_names
+from qkv.generate.decode import Decoding, check_ids, check_prompts, pad
 from qkv.generate.masked import Candidate, fill_mask
-from qkv.generate.prompts import Prompt, begin_of, end_of, prompt_ids, whole_ids
+from qkv.generate.prompts import Prompt, begin_of, end_of, is_one, listed, prompt_ids, whole_ids
 from qkv.generate.sampling import MAX_SEED, Sampling
 from qkv.generate.scoring import Score, prompt_logprobs, score
+from qkv.generate.stopping import StopStrings
 from qkv.generate.text import TextStream, Writing
 from qkv.nn.device import choose_device, choose_dtype
 from qkv.nn.transformer import Transformer
@@ -78,17 +81,19 @@ class Model:
         """Continue `prompt`, or decode from it as the source of an encoder-decoder: a `Generation`.
 
         prompt: a text or a list of ids; a list of these gives a list; features [B, S, W] of an encoder-decoder give a
-        list. Texts of a decoder start with exactly one BOS, where the tokenizer has one. num_samples above 1 gives a
-        list of so many in place of each one; sample i is what seed + i gives alone. The options: `Options`.
+        list, and an empty list an empty one. Texts of a decoder start with exactly one BOS, where the tokenizer has
+        one. num_samples above 1 gives a list of so many in place of each one; sample i is what seed + i gives alone.
+        The options: `Options`.
 
         The result of a prompt does not depend on the other prompts. Raises UsageError for what cannot be meant or does
         not fit the context; the overflow rule: a text ends ("length") when prompt and new tokens fill `max_seq_len`.
         """
-        if num_samples < 1:
-            raise UsageError(f"num_samples is a whole number from 1, not {num_samples}")
-        if isinstance(prompt, Tensor) and not prompt.is_floating_point():
-            prompt = prompt.tolist()
-        single = _is_one(prompt)
+        check_names(options, [*Options.__annotations__, "num_samples"])
+        num_samples = check_count("num_samples", num_samples, least=1)
+        features = isinstance(prompt, Tensor) and prompt.is_floating_point()
+        if not features:
+            prompt = listed(prompt)
+        single = not features and is_one(prompt)
         prompts = [prompt] if single else prompt
         writing, rows = self._write(prompts, num_samples, **options)
         for _ in writing:
@@ -106,7 +111,9 @@ class Model:
 
     def stream(self, prompt: Prompt, **options: Unpack[Options]) -> TextStream:
         """Pieces of text as they become certain; joined, they are the text of `generate` with the same `Options`."""
-        if not _is_one(prompt):
+        check_names(options, Options.__annotations__)
+        prompt = listed(prompt)
+        if not is_one(prompt):
             raise UsageError("one prompt is streamed at a time", hint="generate, or one stream per prompt")
         return TextStream(self._write([prompt], 1, **options)[0])
 
@@ -126,12 +133,23 @@ class Model:
         """What is about to be written, and the ids that each row starts from."""
         check_prompts(self.network, [])
         chosen = Sampling(**sampling)
+        check_flag("use_cache", use_cache)
+        check_flag("parse_special", parse_special)
+        StopStrings(stop)
         if stop and self.tokenizer is None:
             raise UsageError("the model has no tokenizer, so it cannot look for stop strings")
         seeds = [(first + n) & MAX_SEED for first in _seeds(seed, len(prompts)) for n in range(num_samples)]
         source = lengths_B = None
         if self.network.encoder is None:
-            rows = [prompt_ids(self.tokenizer, prompt, parse_special=parse_special) for prompt in prompts]
+            if isinstance(prompts, Tensor):
+                raise UsageError(
+                    f"a tensor of {prompts.dtype} is no prompt: ids are whole numbers, and features are for an "
+                    "encoder-decoder"
+                )
+            rows = [
+                prompt_ids(self.tokenizer, prompt, parse_special=parse_special, where=f"prompt {number}")
+                for number, prompt in enumerate(prompts)
+            ]
             prompt_tokens = [len(row) for row in rows]
         else:
             source, lengths_B, prompt_tokens = self._read_sources(prompts, parse_special)
@@ -170,10 +188,19 @@ class Model:
     ) -> tuple[Tensor, Tensor | None, list[int]]:
         """What the encoder reads, [B, S] ids or [B, S, W] features, lengths [B] (None: all whole), and the counts."""
         parameter = next(self.network.parameters())
-        if isinstance(sources, Tensor):
-            return sources.to(parameter.device, parameter.dtype), None, [sources.shape[1]] * len(sources)
         assert self.network.encoder is not None
-        rows = [whole_ids(self.tokenizer, source, parse_special=parse_special) for source in sources]
+        reads = self.network.encoder.config.input
+        if isinstance(sources, Tensor):
+            if isinstance(reads, TokenInputConfig) or sources.dim() != 3:
+                wanted = "ids" if isinstance(reads, TokenInputConfig) else "features [B, S, W]"
+                raise UsageError(f"the encoder reads {wanted}, not a tensor {list(sources.shape)} of {sources.dtype}")
+            return sources.to(parameter.device, parameter.dtype), None, [sources.shape[1]] * len(sources)
+        if isinstance(reads, FeatureInputConfig) and len(sources):
+            raise UsageError("the encoder reads features, not texts or ids", hint="a float tensor [B, S, W]")
+        rows = [
+            whole_ids(self.tokenizer, source, parse_special=parse_special, where=f"source {number}")
+            for number, source in enumerate(sources)
+        ]
         for number, row in enumerate(rows):
             if not row:
                 raise UsageError(f"source {number} is empty: there is nothing to read")
@@ -201,6 +228,8 @@ class Model:
         """
         check_count("top", top)
         if not isinstance(text, str):
+            if not isinstance(text, Sequence) or not all(isinstance(one, str) for one in text):
+                raise UsageError(f"fill_mask reads a text or a list of texts, not {text!r}")
             return [self.fill_mask(one, top=top) for one in text]
         found: list[list[Candidate]] = fill_mask(self.network, self.tokenizer, text, top)
         return found[0] if len(found) == 1 else found
@@ -235,21 +264,14 @@ def load(
     return Model(loaded.network.to(chosen, precision).eval(), loaded.tokenizer, loaded.config)
 
 
-def _is_one(prompt: Any) -> bool:
-    """A text, or a list of ids; not a list of prompts."""
-    if isinstance(prompt, str):
-        return True
-    return not isinstance(prompt, Tensor) and len(prompt) > 0 and isinstance(prompt[0], Integral)
-
-
 def _seeds(seed: int | Sequence[int] | None, count: int) -> list[int]:
     """One seed per prompt."""
     if seed is None:
         return [secrets.randbits(64) for _ in range(count)]
-    seeds = list(seed) if isinstance(seed, Sequence) else [seed] * count
+    seeds = list(seed) if isinstance(seed, Sequence) and not isinstance(seed, str | bytes) else [seed] * count
     if len(seeds) != count:
         raise UsageError(f"there are {len(seeds)} seeds for {count} prompts", hint="one seed, or one per prompt")
     for number in seeds:
-        if not isinstance(number, Integral) or not 0 <= int(number) <= MAX_SEED:
+        if isinstance(number, bool) or not isinstance(number, Integral) or not 0 <= int(number) <= MAX_SEED:
             raise UsageError(f"a seed is a whole number from 0 to 2^64 - 1, not {number!r}")
     return [int(number) for number in seeds]

@@ -26,7 +26,7 @@ from qkv.checkpoint.store import (
     save_checkpoint,
     sha256_of,
 )
-from qkv.config.errors import ConfigError, ConflictError, NotFoundError, QkvError
+from qkv.config.errors import ConfigError, ConflictError, NotFoundError, PermissionNeededError, QkvError
 from qkv.config.run import Config
 from qkv.nn.transformer import Transformer
 from qkv.tokenizer import Tokenizer
@@ -456,7 +456,7 @@ def test_a_part_of_a_third_party_is_refused_by_name_before_its_code_runs(
     del sys.modules[stranger]
     monkeypatch.setattr(sys, "stranger_ran", False)
     for allow in ((), ("os",), ("strange",), (f"{stranger}.deeper",)):
-        with pytest.raises(ConfigError, match=rf"code of the package `{stranger}`, which is not allowed"):
+        with pytest.raises(PermissionNeededError, match=rf"code of the package `{stranger}`, which is not allowed"):
             load_checkpoint(tmp_path / "model", allow=allow)
     with pytest.raises(ConfigError, match=f"--allow-package {stranger}"):
         qkv.load(tmp_path / "model")

@@ -22,6 +22,7 @@ KEYS = {
     "finish_reason",
     "seconds",
     "tokens_per_second",
+    "seed",
 }
 
 
@@ -117,7 +118,29 @@ def test_samples_and_several_prompts(folder: str, capsys) -> None:
     ]
     _, out, err = run(capsys, folder, "--prompt", "a", "--num-samples", "3", *arguments[:-1])
     assert out == "".join(sample["text"] + "\n" for sample in three["samples"])
-    assert err.count("tokens in") == 3
+    assert err.count("tokens in") == 1
+    assert "15 tokens in" in err
+    assert [line for line in err.splitlines() if line.startswith("---")] == ["--- 2 of 3", "--- 3 of 3"]
+    assert [sample["seed"] for sample in three["samples"]] == [2, 3, 4]
+
+
+def test_a_seed_that_was_drawn_is_told_and_gives_the_same_text_again(folder: str, capsys) -> None:
+    arguments = (folder, "--prompt", "a", "--max-new-tokens", "9")
+    for stream in ((), ("--stream",)):
+        _, out, err = run(capsys, *arguments, *stream)
+        seed = err.split("seed ")[1].strip()
+        assert run(capsys, *arguments, "--seed", seed)[1] == out
+    found = json.loads(run(capsys, *arguments, "--json")[1])
+    again = json.loads(run(capsys, *arguments, "--json", "--seed", str(found["seed"]))[1])
+    assert again["token_ids"] == found["token_ids"]
+    assert "seed" not in run(capsys, *arguments, "--seed", "3")[2]
+    assert "seed" not in run(capsys, *arguments, "--temperature", "0")[2]
+
+
+def test_a_text_that_the_context_ended_says_so(folder: str, capsys) -> None:
+    arguments = (folder, "--prompt", "x" * (CONTEXT - 3), "--seed", "1")
+    assert "finish reason: context full" in run(capsys, *arguments)[2]
+    assert "finish reason: length" in run(capsys, *arguments, "--max-new-tokens", "2")[2]
 
 
 def stdin(monkeypatch: pytest.MonkeyPatch, data: bytes) -> None:
@@ -148,6 +171,7 @@ def test_no_new_tokens_prints_an_empty_line_and_can_score_the_prompt(folder: str
         (("--prompt", "a", "--temperature", "nan"), "temperature"),
         (("--prompt", "a", "--temperature", "warm"), "temperature"),
         (("--prompt", "a", "--top-p", "0"), "top_p"),
+        (("--prompt", "a", "--frequency-penalty", "1e39"), "frequency_penalty"),
         (("--prompt", "a", "--max-new-tokens", "-1"), "max_new_tokens"),
         (("--prompt", "a", "--seed", "-1"), "seed"),
         (("--prompt", "a", "--stop", ""), "stop string"),

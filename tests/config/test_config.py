@@ -6,10 +6,11 @@ import json
 from pathlib import Path
 from typing import ClassVar
 
+import jsonschema
 import pytest
 import yaml
 
-from qkv.config import Config, ConfigError, ModelConfig, NormConfig, NotFoundError
+from qkv.config import Config, ConfigError, ModelConfig, NormConfig, NotFoundError, PermissionNeededError
 from qkv.config.load import dump_yaml, load_config, preset_names
 
 
@@ -147,6 +148,17 @@ def test_json_schema_accepts_what_loads_and_names_every_kind(write) -> None:
     text = json.dumps(schema)
     for kind in ("rmsnorm", "interleaved", "swiglu", "muon", "inverse-sqrt", "jsonl", "extends"):
         assert f'"{kind}"' in text
+    for text in (
+        "extends: llama-tiny\n",
+        SMALL + "data: {train: a.txt}\n",
+        "model: {vocab_size: 9, layers: [{repeat: 2, attention: {window: 64}}, {}]}\n",
+        "model: {vocab_size: 9, norm: {kind: 'package.parts:OwnNormConfig', strength: 2}}\n",
+        Config.load("encoder-decoder-tiny").to_yaml(),
+    ):
+        jsonschema.validate(yaml.safe_load(text), schema)
+    for text in ("model: {d_modle: 3}\n", "model: {norm: {kind: rmsnrom}}\n", "train: {steps: -1}\n"):
+        with pytest.raises(jsonschema.ValidationError):
+            jsonschema.validate(yaml.safe_load(text), schema)
 
 
 # --- mistakes ---------------------------------------------------------------------------------------------------------
@@ -225,7 +237,7 @@ def test_an_override_that_every_layer_shadows_is_refused(write) -> None:
         ("model: {d_model: 4\n", "not valid YAML"),
         ("- a\n- b\n", "mapping"),
         ("model:\n  d_model: 4\n  d_model: 5\n", "twice"),
-        ("", "missing"),
+        ("", "there is no `model`"),
         ("model: 7\n", "model"),
         ("extends: [a]\n", "extends"),
         ("model:\n\td_model: 4\n", "not valid YAML"),
@@ -261,6 +273,18 @@ def test_a_malformed_override_is_refused(override: str, write) -> None:
 def test_a_missing_file_suggests_the_nearest_preset() -> None:
     with pytest.raises(NotFoundError, match="`llama-tiny`"):
         Config.load("lama-tiny")
+
+
+def test_a_mistake_in_a_layer_pattern_names_the_pattern(write) -> None:
+    assert "model.layers.0.attention.windw" in error_of("llama-tiny", "model.layers=[{attention: {windw: 3}}]")
+    path = write(SMALL + "\n", "own.yaml")
+    path.write_text("model:\n  vocab_size: 9\n  layers:\n  - {}\n  - attention: {window: 0}\n", encoding="utf-8")
+    assert f"{path}:5" in error_of(path)
+
+
+def test_an_empty_file_is_named(write) -> None:
+    path = write("")
+    assert str(path) in error_of(path)
 
 
 # --- third-party parts ------------------------------------------------------------------------------------------------
@@ -315,10 +339,33 @@ def test_a_loaded_model_runs_no_strangers_code_unless_allowed(write, tmp_path: P
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(sys, "stranger_ran", False, raising=False)
     path = write("model: {vocab_size: 9, norm: {kind: 'hostile_norms:ScaledNormConfig'}}\n")
-    with pytest.raises(ConfigError, match="not allowed"):
+    with pytest.raises(PermissionNeededError, match="not allowed"):
         load_config(path, allow=())
     assert not sys.stranger_ran
     load_config(path, allow=("hostile_norms",))
+    assert sys.stranger_ran
+
+
+def test_a_model_folder_runs_no_strangers_code_whatever_reads_it(tmp_path: Path, monkeypatch, capsys) -> None:
+    import sys
+
+    from qkv.cli import main
+
+    folder = tmp_path / "stranger"
+    folder.mkdir()
+    (tmp_path / "evil_norms.py").write_text(THIRD_PARTY.format(name="evil_norms"), encoding="utf-8")
+    text = "model: {vocab_size: 9, norm: {kind: 'evil_norms:ScaledNormConfig'}}\n"
+    (folder / "config.yaml").write_text(text, encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(sys, "stranger_ran", False, raising=False)
+    for command in (["show"], ["data", "show"], ["data", "prepare"], ["generate", "--prompt", "a"], ["train"]):
+        with pytest.raises(SystemExit) as stop:
+            main([*command, str(folder)])
+        assert stop.value.code != 0
+    assert not sys.stranger_ran
+    with pytest.raises(SystemExit) as stop:
+        main(["show", str(folder), "--allow-package", "evil_norms"])
+    assert stop.value.code == 0
     assert sys.stranger_ran
 
 

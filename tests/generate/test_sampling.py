@@ -45,6 +45,15 @@ def probabilities(logits: list[float]) -> list[float]:
         ("repetition_penalty", math.nan),
         ("frequency_penalty", math.nan),
         ("presence_penalty", math.inf),
+        ("presence_penalty", 100.1),
+        ("frequency_penalty", -1e39),
+        ("frequency_penalty", 10**400),
+        ("repetition_penalty", 1e-45),
+        ("repetition_penalty", 101.0),
+        ("temperature", 10**400),
+        ("temperature", "1"),
+        ("top_p", None),
+        ("top_k", True),
     ],
 )
 def test_a_value_that_means_nothing_is_refused_by_name(name: str, value: float) -> None:
@@ -71,6 +80,17 @@ def test_frequency_and_presence_penalties_count_generated_tokens_only() -> None:
 def test_penalties_that_are_off_change_nothing() -> None:
     logits = torch.randn(9, generator=torch.Generator().manual_seed(0))
     assert torch.equal(distribution(logits, Sampling(temperature=0), [1, 2], [3, 3]), logits)
+
+
+@pytest.mark.parametrize("factor", [0.01, 100.0])
+@pytest.mark.parametrize("size", [-100.0, 100.0])
+def test_the_largest_penalties_keep_the_largest_logits_finite(factor: float, size: float) -> None:
+    logits = torch.tensor([3e38, -3e38, 1.0])
+    sampling = Sampling(repetition_penalty=factor, frequency_penalty=size, presence_penalty=size)
+    assert penalise(logits, sampling, [0, 1, 2], [0, 1, 2] * 1000).isfinite().all()
+    for temperature in (0.0, 1e-300, 1e300):
+        one = Sampling(temperature, repetition_penalty=factor, frequency_penalty=size, top_p=0.9)
+        assert choose(logits, one, seed=0, step=0, prompt=[0, 1, 2], generated=[0, 1, 2]) in (0, 1, 2)
 
 
 def test_penalties_come_before_the_filters() -> None:

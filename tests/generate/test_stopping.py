@@ -57,7 +57,7 @@ def test_a_stop_string_inside_the_beginning_of_another_waits_for_it() -> None:
     assert other.found
 
 
-@pytest.mark.parametrize("stops", ["", ["a", ""], [1]])
+@pytest.mark.parametrize("stops", ["", ["a", ""], [1], None, 5, b"a", {"a": 1}])
 def test_what_is_no_stop_string_is_refused(stops) -> None:
     with pytest.raises(UsageError, match="stop string"):
         StopStrings(stops)

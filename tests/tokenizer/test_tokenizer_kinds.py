@@ -10,14 +10,16 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import trainers
 
 from qkv.config.errors import QkvError, UsageError
-from qkv.tokenizer import ByteBPE, Tokenizer
+from qkv.tokenizer import ByteBPE, Tokenizer, training
 from qkv.tokenizer import tokenizer as module
 
 from .samples import CHINESE, KINDS, RUNS, huge_run
@@ -229,8 +231,69 @@ def test_half_a_surrogate_pair_is_refused_with_its_place(trained: Trained, kind:
 
 def test_no_text_is_refused() -> None:
     for kind in ("bpe", "unigram", "wordpiece", "word", "char"):
-        with pytest.raises(UsageError, match="there is no text"):
+        with pytest.raises(QkvError, match="there is no text") as caught:
             Tokenizer.train([""], kind=kind)
+        assert caught.value.exit_code == 1  # the command was written well
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_vocabulary_that_no_memory_holds_is_refused(kind: str) -> None:
+    for size in (training.MAX_VOCAB_SIZE + 1, 10**9):
+        with pytest.raises(UsageError, match="vocab_size is at most 16,777,216"):
+            Tokenizer.train("some text", kind=kind, vocab_size=size)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("source", [list, iter])
+def test_a_trainer_is_asked_for_no_more_than_the_text_can_give(
+    english: str, kind: str, source: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = english[:3000]
+    asked = []
+    for name in ("BpeTrainer", "WordPieceTrainer", "WordLevelTrainer"):
+        make = getattr(trainers, name)
+        monkeypatch.setattr(
+            trainers, name, lambda *, make=make, **given: asked.append(given["vocab_size"]) or make(**given)
+        )
+    expected = Tokenizer.train([text], kind=kind, vocab_size=training._SMALL_VOCAB_SIZE)
+    huge = Tokenizer.train(source([text]), kind=kind, vocab_size=training.MAX_VOCAB_SIZE)
+    assert huge.fingerprint == expected.fingerprint
+    assert max(asked, default=0) <= 2 * training._SMALL_VOCAB_SIZE
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda made: made.encode(None),
+        lambda made: made.encode(b"text"),
+        lambda made: made.encode_batch("text"),
+        lambda made: made.encode_batch(["text", 5]),
+        lambda made: made.explain(None),
+        lambda made: made.token_to_id(5),
+        lambda made: made.decode(1.5),
+        lambda made: made.decode("a"),
+        lambda made: made.decode(b"a"),
+        lambda made: made.decode(5),
+        lambda made: made.decode(None),
+        lambda made: made.decode([1.5]),
+        lambda made: made.decode([True]),
+        lambda made: made.stream().push("a"),
+        lambda made: made.stats([5]),
+        lambda made: made.train([5]),
+        lambda made: made.train(5),
+        lambda made: made.train(None),
+        lambda made: made.train(b"text"),
+        lambda made: made.train("text", vocab_size="5"),
+        lambda made: made.train("text", vocab_size=500.0),
+        lambda made: made.train("text", vocab_size=True),
+        lambda made: made.train("text", special=["<eos>"]),
+        lambda made: made.train("text", special={"eos": 5}),
+    ],
+)
+def test_an_argument_of_a_wrong_type_is_refused(trained: Trained, use: Callable[[Tokenizer], object]) -> None:
+    for kind in ("bpe", "byte", "unigram"):
+        with pytest.raises(UsageError):
+            use(trained(kind))
 
 
 def test_a_file_name_given_as_text_is_noticed(tmp_path: Path) -> None:

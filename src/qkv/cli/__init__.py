@@ -7,11 +7,15 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import suppress
+from dataclasses import dataclass
 from importlib import import_module
+from pathlib import Path
+from typing import Any, NoReturn, TextIO, cast
 
 import click
 
-from qkv.config.errors import QkvError, nearest
+from qkv.config.errors import QkvError, nearest, printable
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "demo": ("qkv.cli.demo:demo", "Train a small model on bundled text and see it work."),
@@ -31,6 +35,37 @@ COMMANDS: dict[str, tuple[str, str]] = {
 """Command -> where it is defined, and its line in `qkv --help`."""
 
 
+@dataclass
+class Frame:
+    """What `main` and the commands share."""
+
+    debug: bool = False
+
+
+def _set_debug(context: click.Context, _: click.Parameter, value: bool) -> None:
+    frame = context.find_root().obj
+    if value and isinstance(frame, Frame):
+        frame.debug = True
+
+
+def with_debug(command: click.Command) -> click.Command:
+    """The command, and all below it, with `--debug`: an option, so that `--prompt --debug` is still a prompt."""
+    if not any("--debug" in option.opts for option in command.params):
+        option = click.Option(
+            ["--debug"],
+            is_flag=True,
+            is_eager=True,
+            expose_value=False,
+            callback=_set_debug,
+            help="Show the traceback of an error.",
+        )
+        command.params.append(option)
+    if isinstance(command, click.Group):
+        for inner in command.commands.values():
+            with_debug(inner)
+    return command
+
+
 class LazyGroup(click.Group):
     """A group whose commands are imported on use. `commands_table` maps a name to (module:attribute, help line)."""
 
@@ -45,8 +80,7 @@ class LazyGroup(click.Group):
         if name not in self.table:
             return None
         module, _, attribute = self.table[name][0].partition(":")
-        command: click.Command = getattr(import_module(module), attribute)
-        return command
+        return with_debug(getattr(import_module(module), attribute))
 
     def resolve_command(
         self, context: click.Context, args: list[str]
@@ -67,43 +101,97 @@ class LazyGroup(click.Group):
     cls=LazyGroup,
     table=COMMANDS,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-    epilog="Every command takes --json for machine output and --debug for tracebacks.",
+    epilog="Every command takes --json for machine output and --debug, anywhere after it, for tracebacks.",
 )
 @click.version_option(package_name="qkv")
 def cli() -> None:
     """Transformers of all three families from one configuration: train them, run them, look inside them."""
 
 
+with_debug(cli)
+
+
+class StdoutError(Exception):
+    """Stdout cannot be written. Not an OSError: those may be about any file, and click has its own way with them."""
+
+
+class _Stdout:
+    """Stdout, whose failures are told from those of other files."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        try:
+            return self._stream.write(text)
+        except OSError as error:
+            raise StdoutError from error
+
+    def flush(self) -> None:
+        try:
+            self._stream.flush()
+        except OSError as error:
+            raise StdoutError from error
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+def _as_utf_8(argument: str) -> str:
+    """A word of the command line as UTF-8, whatever the locale is; the name of a file stays as the system spells it."""
+    decoded = os.fsencode(argument).decode("utf-8", "surrogateescape")
+    if decoded != argument:
+        with suppress(OSError):  # too long for a name
+            if Path(argument).exists():
+                return argument
+    return decoded
+
+
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line and exit: 0 done, 1 failed, 2 wrong usage, 3 not found, 4 needs permission, 5 conflict."""
-    arguments = list(sys.argv[1:] if arguments is None else arguments)
-    debug = "--debug" in arguments
-    arguments = [argument for argument in arguments if argument != "--debug"]
+    arguments = [_as_utf_8(argument) for argument in sys.argv[1:]] if arguments is None else list(arguments)
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(encoding="utf-8", errors="replace")  # LC_ALL=C and Windows default to something else
+    stdout = sys.stdout
+    if stdout is not None:
+        sys.stdout = cast(TextIO, _Stdout(stdout))
     try:
-        sys.exit(cli.main(args=arguments, prog_name="qkv", standalone_mode=False) or 0)
+        _run(arguments)
+    finally:
+        sys.stdout = stdout
+
+
+def _run(arguments: list[str]) -> NoReturn:
+    frame = Frame()
+    try:
+        status = cli.main(args=arguments, prog_name="qkv", standalone_mode=False, obj=frame)
+        if sys.stdout is not None:
+            sys.stdout.flush()
+        sys.exit(status or 0)
     except click.exceptions.Exit as stop:
         sys.exit(stop.exit_code)
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code)
-    except (KeyboardInterrupt, click.Abort):
-        click.echo("interrupted", err=True)
+    except (KeyboardInterrupt, click.Abort) as stop:
+        # click turns Ctrl-C into an Abort without words; the trainer's own has some
+        click.echo(str(stop.__cause__ or stop) or "interrupted", err=True)
         sys.exit(130)
-    except BrokenPipeError:  # `qkv ... | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(0)
+    except StdoutError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or python tries again as it ends
+        if isinstance(error.__cause__, BrokenPipeError):  # `qkv ... | head`
+            sys.exit(0)
+        click.echo(f"error: stdout cannot be written: {getattr(error.__cause__, 'strerror', '')}", err=True)
+        sys.exit(1)
     except QkvError as error:
-        if debug:
+        if frame.debug:
             raise
         click.echo(f"error: {error}", err=True)
         sys.exit(error.exit_code)
     except Exception as error:  # a fault of ours: say so in one line, keep the details for those who ask
-        if debug:
+        if frame.debug:
             raise
-        click.echo(
-            f"error: qkv itself failed: {type(error).__name__}: {error}\n  try the same command with --debug", err=True
-        )
+        what = printable(f"{type(error).__name__}: {error}")
+        click.echo(f"error: qkv itself failed: {what}\n  try the same command with --debug", err=True)
         sys.exit(1)

@@ -33,7 +33,7 @@ def demo(kind: str, steps: int | None, run_dir: Path | None, as_json: bool) -> N
     from qkv.config.paths import cache_folder
     from qkv.config.run import Config
     from qkv.data.bundled import python_text
-    from qkv.train.loop import Interrupted, fit
+    from qkv.train.loop import fit
 
     text = python_text(cache_folder() / "demo")
     overrides = [f"data.train=[{text.train}]", f"data.validation=[{text.held_out}]"]
@@ -41,11 +41,7 @@ def demo(kind: str, steps: int | None, run_dir: Path | None, as_json: bool) -> N
         overrides += [f"train.steps={steps}", f"train.eval_every={steps}", f"train.schedule.warmup={min(10, steps)}"]
     config = Config.load("gpt-small-code" if kind == "gpt" else "bert-small", *overrides)
     with Progress(as_json) as progress:
-        try:
-            run = fit(config, run_dir=run_dir, name=f"demo-{kind}", listener=progress)
-        except Interrupted as stop:
-            click.echo(str(stop), err=True)
-            raise
+        run = fit(config, run_dir=run_dir, name=f"demo-{kind}", listener=progress)
     model = qkv.load(run.path)
     result = _gpt(model, text) if kind == "gpt" else _bert(model, text)
     if as_json:

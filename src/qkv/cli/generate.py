@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import secrets
 import sys
+from collections import Counter
 from dataclasses import asdict
 from typing import Any
 
@@ -52,7 +54,8 @@ def generate(
 ) -> None:
     """Continue a text with MODEL (a run folder or a checkpoint folder), or decode from it as a source.
 
-    The text goes to stdout, how long it took to stderr. JSON of several prompts is {"results": [...]}, of --num-samples
+    The text goes to stdout; how long it took, the seed if none was given, and what stands between several texts go to
+    stderr. JSON of several prompts is {"results": [...]}, of --num-samples
     {"samples": [...]}.
     """
     if beam_size != 1:
@@ -65,23 +68,27 @@ def generate(
 
     loaded = load(model, device=device, dtype=dtype, quantize=quantize, allow=allow_package)
     options["use_cache"] = not no_cache
+    drawn = options["seed"] is None
+    if drawn:
+        options["seed"] = secrets.randbits(32)  # short enough to be typed again
+    told = options["seed"] if drawn and options["temperature"] != 0 else None
     if stream:
-        _stream(loaded.stream(texts[0], **options), as_json)
+        _stream(loaded.stream(texts[0], **options), as_json, options, told)
         return
     results: list[Any] = loaded.generate(texts, num_samples=1 if num_samples is None else num_samples, **options)
     # always a list of samples inside
     groups = results if num_samples is not None and num_samples > 1 else [[result] for result in results]
     if as_json:
-        objects = [
-            _json(group[0]) if num_samples is None else {"samples": [_json(sample) for sample in group]}
-            for group in groups
-        ]
+        rows = [[_json(sample, options["seed"] + n) for n, sample in enumerate(group)] for group in groups]
+        objects = [row[0] if num_samples is None else {"samples": row} for row in rows]
         print_json(objects[0] if len(objects) == 1 else {"results": objects})
         return
-    for group in groups:
-        for sample in group:
-            click.echo(sample.text)
-            _tell(sample)
+    samples = [sample for group in groups for sample in group]
+    for number, sample in enumerate(samples, 1):
+        if number > 1:
+            click.echo(f"--- {number} of {len(samples)}", err=True)
+        click.echo(sample.text)
+    _tell(samples, options["max_new_tokens"], told)
 
 
 def _stdin() -> str:
@@ -91,27 +98,35 @@ def _stdin() -> str:
     return "".join(read_stream(sys.stdin.buffer, "stdin"))
 
 
-def _stream(pieces: Any, as_json: bool) -> None:
+def _stream(pieces: Any, as_json: bool, options: dict[str, Any], told: int | None) -> None:
     for piece in pieces:
         if as_json:
             print_json({"piece": piece})
         else:
             click.echo(piece, nl=False)
     if as_json:
-        print_json(_json(pieces.generation))
+        print_json(_json(pieces.generation, options["seed"]))
     else:
         click.echo()
-        _tell(pieces.generation)
+        _tell([pieces.generation], options["max_new_tokens"], told)
 
 
-def _json(generation: Any) -> dict[str, Any]:
-    """The fields of a `Generation` that were asked for."""
-    return {key: value for key, value in asdict(generation).items() if value is not None}
+def _json(generation: Any, seed: int) -> dict[str, Any]:
+    """The fields of a `Generation` that were asked for, and the seed that gives it again."""
+    return {key: value for key, value in asdict(generation).items() if value is not None} | {"seed": seed % 2**64}
 
 
-def _tell(generation: Any) -> None:
-    click.echo(
-        f"{generation.completion_tokens} tokens in {generation.seconds:.2f} s, {generation.tokens_per_second:.1f} per "
-        f"second; finish reason: {generation.finish_reason}",
-        err=True,
-    )
+def _tell(samples: list[Any], wanted: int, seed: int | None) -> None:
+    """One line for all that was generated at once; `seed` if the user does not know it."""
+    tokens, seconds = sum(sample.completion_tokens for sample in samples), max(sample.seconds for sample in samples)
+    reasons = Counter(_reason(sample, wanted) for sample in samples)
+    ends = ", ".join(reason if len(reasons) == 1 else f"{count} {reason}" for reason, count in reasons.items())
+    drawn = "" if seed is None else f"; seed {seed}"
+    speed = tokens / seconds if tokens else 0.0
+    click.echo(f"{tokens} tokens in {seconds:.2f} s, {speed:.1f} per second; finish reason: {ends}{drawn}", err=True)
+
+
+def _reason(generation: Any, wanted: int) -> str:
+    """Why a text ended: not for its own length where the context left room for fewer tokens than were wanted."""
+    full = generation.finish_reason == "length" and generation.completion_tokens < wanted
+    return "context full" if full else str(generation.finish_reason)

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from qkv.cli.common import json_option, print_json
-from qkv.config.errors import ConflictError
+from qkv.config.errors import ConflictError, NotFoundError, QkvError
 
 
 @click.command()
@@ -40,6 +40,9 @@ def new(preset: str, output: Path | None, as_json: bool) -> None:
             file.write(text)
     except FileExistsError:
         raise ConflictError("the file exists already", where=str(output), hint="another name with -o") from None
+    except OSError as error:
+        kind = NotFoundError if isinstance(error, FileNotFoundError) else QkvError
+        raise kind(f"cannot write the file: {error.strerror}", where=str(output), hint="another name with -o") from None
     if as_json:
         print_json({"path": str(output)})
     else:

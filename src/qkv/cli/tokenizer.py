@@ -175,6 +175,8 @@ def explain(words: tuple[str, ...], path: Path | None, as_json: bool) -> None:
         words = words[1:]
     if len(words) != 1:
         raise UsageError(f"explain takes one TEXT, got {len(words)} arguments", hint="quotes around the text")
+    if path is None and Path(words[0]).is_dir():
+        raise UsageError("explain what TEXT?", where=words[0], hint=f'`qkv tokenizer explain {words[0]} "some text"`')
     from qkv.tokenizer.text import normalize
 
     explanation = (_load(path) if path else _toy()).explain(normalize(words[0]))

@@ -32,23 +32,17 @@ def train(
     """
     from qkv.cli.progress import Progress
     from qkv.config.run import Config
-    from qkv.train.loop import Interrupted, fit
+    from qkv.train.loop import fit
     from qkv.train.loop import resume as go_on
 
     with Progress(as_json) as progress:
-        try:
-            if resume is not None:
-                run = go_on(resume, steps=_steps(config, overrides, run_dir), listener=progress, allow=allow)
-            elif config is None:
-                raise UsageError("which CONFIG? a file or a preset", hint="`qkv presets`, `qkv new PRESET`")
-            else:
-                name = Path(config).stem
-                run = fit(
-                    Config.load(config, *overrides, allow=allow or None), run_dir=run_dir, name=name, listener=progress
-                )
-        except Interrupted as stop:
-            click.echo(str(stop), err=True)
-            raise
+        if resume is not None:
+            run = go_on(resume, steps=_steps(config, overrides, run_dir), listener=progress, allow=allow)
+        elif config is None:
+            raise UsageError("which CONFIG? a file or a preset", hint="`qkv presets`, `qkv new PRESET`")
+        else:
+            tree = Config.load(config, *overrides, allow=allow or None)
+            run = fit(tree, run_dir=run_dir, name=Path(config).stem, listener=progress)
     if not as_json:
         click.echo(f"{run.path}\ntry it: qkv generate {run.path} --prompt TEXT", err=True)
 

@@ -18,3 +18,11 @@ def __getattr__(name: str) -> Any:
             if found is not None:
                 return found
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    names: set[str] = set()
+    for module in _MODULES:
+        found = import_module(f"{__name__}.{module}")
+        names.update(name for name, value in vars(found).items() if getattr(value, "__module__", "") == found.__name__)
+    return sorted(name for name in names if not name.startswith("_"))

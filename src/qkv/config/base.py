@@ -9,7 +9,15 @@ import importlib
 from collections.abc import Mapping
 from typing import Any, ClassVar, get_args
 
-from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, GetJsonSchemaHandler, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
@@ -22,7 +30,7 @@ EVERY_PACKAGE = ("*",)
 class Node(BaseModel):
     """A frozen mapping whose unknown keys are errors that name the nearest known key."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False)
 
     @model_validator(mode="before")
     @classmethod
@@ -35,8 +43,33 @@ class Node(BaseModel):
                     guess = nearest(str(key), cls.model_fields)
                     known = ", ".join(cls.model_fields)
                     hint = f"`{guess}`" if guess else f"one of: {known}"
-                    raise PydanticCustomError("unknown_key", "unknown key `{key}`", {"key": str(key), "hint": hint})
+                    raise PydanticCustomError(
+                        "unknown_key",
+                        "unknown key `{key}`{meant}",
+                        {"key": str(key), "hint": hint, "meant": _meant(guess)},
+                    )
         return data
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_bool_for_a_number(cls, value: Any, info: ValidationInfo) -> Any:
+        if info.field_name and any(isinstance(item, bool) for item in (value if _is_list(value) else [value])):
+            wanted = cls.model_fields[info.field_name].annotation
+            if not _mentions(wanted, bool) and (_mentions(wanted, int) or _mentions(wanted, float)):
+                raise PydanticCustomError("not_a_number", "expected a number")  # python's own bool is an int
+        return value
+
+
+def _meant(guess: str | None) -> str:
+    return f", did you mean `{guess}`?" if guess else ""
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, list | tuple)
+
+
+def _mentions(annotation: Any, wanted: type) -> bool:
+    return annotation is wanted or any(_mentions(inner, wanted) for inner in get_args(annotation))
 
 
 class Part(Node):
@@ -95,13 +128,19 @@ class Kinds:
         kind = value.get("kind")
         if kind is None:
             return self.parts[0]
-        if kind in self.by_kind:
+        if isinstance(kind, str) and kind in self.by_kind:
             return self.by_kind[kind]
         if isinstance(kind, str) and ":" in kind:
             return import_part(kind, base, allow=(info.context or {}).get("allow", ()))
         guess = nearest(str(kind), self.by_kind)
-        hint = f"`{guess}`" if guess else f"one of: {', '.join(self.by_kind)}"
-        raise PydanticCustomError("unknown_kind", "unknown kind `{kind}`", {"kind": str(kind), "hint": hint})
+        hint = (
+            f"`{guess}`"
+            if guess
+            else f"one of: {', '.join(self.by_kind)}; a part of your own is `package.module:Class`"
+        )
+        raise PydanticCustomError(
+            "unknown_kind", "unknown kind `{kind}`{meant}", {"kind": str(kind), "hint": hint, "meant": _meant(guess)}
+        )
 
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
         options = [handler(part.__pydantic_core_schema__) for part in self.parts]
@@ -135,7 +174,11 @@ def import_part(path: str, base: type[Part], allow: tuple[str, ...]) -> type[Par
         raise PydanticCustomError(
             "import_failed",
             "cannot import `{path}`: {error}",
-            {"path": path, "error": f"{type(error).__name__}: {error}", "hint": "package.module:ConfigClass"},
+            {
+                "path": path,
+                "error": f"{type(error).__name__}: {error}",
+                "hint": "package.module:ConfigClass, and PYTHONPATH=. for a module in this folder",
+            },
         ) from error
     if not (isinstance(part, type) and issubclass(part, base)):
         raise PydanticCustomError(

@@ -5,8 +5,12 @@ Imports nothing, so that the command line can report an error without loading py
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from difflib import get_close_matches
+
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+"""All control characters but tab and newline, and those that reorder text."""
 
 
 class QkvError(Exception):
@@ -24,7 +28,7 @@ class QkvError(Exception):
     def __str__(self) -> str:
         place = f"\n  at {self.where}" if self.where else ""
         advice = f"\n  try {self.hint}" if self.hint else ""
-        return f"{self.what}{place}{advice}"
+        return printable(f"{self.what}{place}{advice}")
 
     def __reduce__(self) -> tuple[object, ...]:
         return _rebuild, (type(self), self.what, self.where, self.hint)
@@ -60,6 +64,11 @@ class ConflictError(QkvError):
     """What is there already stands in the way, such as a run folder in use."""
 
     exit_code = 5
+
+
+def printable(text: str) -> str:
+    """`text` with control characters escaped: a name from a stranger's file must not steer the terminal."""
+    return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode("ascii"), text)
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:

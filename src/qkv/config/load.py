@@ -6,8 +6,10 @@ error can name them.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -15,14 +17,19 @@ from typing import Any
 
 import yaml
 from pydantic import ValidationError
+from yaml.composer import ComposerError
+from yaml.constructor import ConstructorError
+from yaml.reader import ReaderError
 
 from qkv.config.base import EVERY_PACKAGE
-from qkv.config.errors import ConfigError, NotFoundError, nearest
+from qkv.config.errors import ConfigError, NotFoundError, PermissionNeededError, QkvError, nearest
 from qkv.config.merge import replaces
 from qkv.config.run import Config
 
 PRESETS = Path(__file__).parent / "presets"
 Path_ = tuple[str | int, ...]
+MAX_SHOWN = 200
+"""How much of a wrong value an error shows."""
 
 
 def preset_names() -> list[str]:
@@ -47,11 +54,31 @@ def preset_summary(name: str) -> str:
 
 # --- YAML 1.2 core ----------------------------------------------------------------------------------------------------
 
+MAX_DEPTH = 64
+MAX_DIGITS = 100
+MAX_ALIASED = 100_000
+"""How many values aliases may add to those written out: ten lines of them can stand for billions."""
+
+_TOO_DEEP = f"nested more than {MAX_DEPTH} deep"
+
 
 class _CoreLoader(yaml.SafeLoader):
-    """The safe loader with YAML 1.2's rules for what is a number, a boolean or null."""
+    """The safe loader with YAML 1.2's rules for what is a number, a boolean or null, and limits for hostile files."""
 
     yaml_implicit_resolvers: dict[str, Any] = {}
+    nodes = depth = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        event = self.peek_event()  # type: ignore[no-untyped-call]
+        if getattr(event, "tag", None) is not None:  # core values need none, and a wrong one is a riddle
+            raise ComposerError(problem=f"the tag `{event.tag}` is not supported", problem_mark=event.start_mark)
+        if self.depth > MAX_DEPTH:
+            raise ComposerError(problem=_TOO_DEEP, problem_mark=event.start_mark)
+        self.nodes += 1
+        self.depth += 1
+        node = super().compose_node(parent, index)
+        self.depth -= 1
+        return node
 
 
 class _CoreDumper(yaml.SafeDumper):
@@ -79,6 +106,8 @@ for _class in (_CoreLoader, _CoreDumper):
 
 def _integer(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> int:
     text = str(loader.construct_scalar(node))
+    if len(text) > MAX_DIGITS:  # python refuses to convert or print far longer ones
+        raise ConstructorError(problem=f"a number of {len(text):,} digits", problem_mark=node.start_mark)
     return int(text, 8) if text.startswith("0o") else int(text, 16) if text.startswith("0x") else int(text)
 
 
@@ -108,10 +137,18 @@ class _Tree:
 
 def _parse(text: str, name: str, line: int = 0) -> tuple[Any, dict[Path_, str]]:
     """Values and origins of a YAML text; `line` > 0 says that the text is an override and has no lines of its own."""
-    loader = _CoreLoader(text)
     origins: dict[Path_, str] = {}
+    loader: _CoreLoader | None = None
+    walked = 0
 
     def walk(node: yaml.Node, path: Path_) -> Any:
+        nonlocal walked
+        assert loader is not None
+        walked += 1
+        if walked > loader.nodes + MAX_ALIASED:
+            raise ComposerError(problem="aliases make it too large", problem_mark=node.start_mark)
+        if len(path) > MAX_DEPTH:
+            raise ComposerError(problem=f"{_TOO_DEEP}: an alias within itself?", problem_mark=node.start_mark)
         origins.setdefault(path, name if line else f"{name}:{node.start_mark.line + 1}")
         if isinstance(node, yaml.MappingNode):
             result: dict[str, Any] = {}
@@ -130,8 +167,14 @@ def _parse(text: str, name: str, line: int = 0) -> tuple[Any, dict[Path_, str]]:
         return loader.construct_object(node)
 
     try:
+        loader = _CoreLoader(text)
         node = loader.get_single_node()
         return (None if node is None else walk(node, ())), origins
+    except ReaderError as error:
+        where = name if line else f"{name}:{text.count(chr(10), 0, error.position) + 1}"
+        raise ConfigError(
+            f"not valid YAML: the character {error.character:#04x} may not stand in it", where=where
+        ) from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = name if line or mark is None else f"{name}:{mark.line + 1}"
@@ -140,7 +183,8 @@ def _parse(text: str, name: str, line: int = 0) -> tuple[Any, dict[Path_, str]]:
             f"not valid YAML: {problem}", where=where, hint="checking indentation, colons and tabs"
         ) from None
     finally:
-        loader.dispose()
+        if loader is not None:
+            loader.dispose()
 
 
 # --- layers of a configuration ----------------------------------------------------------------------------------------
@@ -151,6 +195,8 @@ def _read(source: str | Path, seen: tuple[Path, ...] = (), base: Path | None = N
     if path in seen:
         chain = " -> ".join(p.name for p in (*seen, path))
         raise ConfigError(f"`extends` goes in a circle: {chain}", where=str(seen[-1]))
+    if len(seen) > MAX_DEPTH:
+        raise ConfigError(f"more than {MAX_DEPTH} files that extend each other", where=str(path))
     try:
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
@@ -159,6 +205,7 @@ def _read(source: str | Path, seen: tuple[Path, ...] = (), base: Path | None = N
         raise NotFoundError(f"cannot read the configuration: {error.strerror}", where=str(path)) from None
     name = f"preset {path.stem}" if path.parent == PRESETS else str(path)
     data, origins = _parse(text, name)
+    origins.setdefault((), name)
     if data is None:
         data = {}
     if not isinstance(data, dict):
@@ -178,13 +225,12 @@ def _locate(source: str | Path, base: Path | None) -> Path:
     """The file that a path or a preset's name means."""
     path = Path(source)
     for candidate in ([base / path] if base else []) + [path]:
-        if candidate.is_file():
-            return candidate.resolve()
-        if (candidate / "config.yaml").is_file():  # a run or checkpoint folder
-            return (candidate / "config.yaml").resolve()
-    preset = PRESETS / f"{source}.yaml"
-    if preset.is_file() and preset.parent == PRESETS:
-        return preset
+        for file in (candidate, candidate / "config.yaml"):  # the second in a run or checkpoint folder
+            with suppress(OSError):  # a name that the file system refuses is the name of no file
+                if file.is_file():
+                    return file.resolve()
+    if str(source) in preset_names():
+        return PRESETS / f"{source}.yaml"
     guess = nearest(str(source), preset_names())
     raise NotFoundError(
         f"no configuration file and no preset is called `{source}`",
@@ -216,11 +262,16 @@ def _at(data: Any, path: Path_) -> Any:
 
 def _apply_override(tree: _Tree, override: str) -> None:
     keys, equals, text = override.partition("=")
-    where = f"`{override}`"
+    where = f"`{_cut(override)}`"
     if not equals or not re.fullmatch(r"\w[\w-]*(\.[\w-]+)*", keys):
         raise ConfigError(f"an override has the form key=value, got {where}", hint="train.steps=100")
-    value, _ = _parse(text, where, line=1)
     path: Path_ = tuple(keys.split("."))
+    if len(path) > MAX_DEPTH:
+        raise ConfigError(f"the override is {_TOO_DEEP}", where=where)
+    value, inner = _parse(text, where, line=1)
+    origins = {path[:n]: where for n in range(1, len(path))} | {
+        (*path, *below): place for below, place in inner.items()
+    }
     _refuse_shadowed(tree, path, where)
     target: Any = tree.data
     for depth, key in enumerate(path[:-1]):
@@ -233,7 +284,7 @@ def _apply_override(tree: _Tree, override: str) -> None:
         target = target[key]
     if isinstance(target, list):
         target[_index(target, str(path[-1]), where)] = value
-        tree.origins[path] = where
+        tree.origins.update(origins)
         return
     nested: Any = value
     for key in reversed(path):
@@ -244,7 +295,7 @@ def _apply_override(tree: _Tree, override: str) -> None:
             for old in [p for p in tree.origins if p[: len(parent)] == parent]:
                 del tree.origins[old]
             _at(tree.data, parent[:-1])[parent[-1]] = {}
-    _overlay(tree, nested, {path[:n]: where for n in range(1, len(path) + 1)})
+    _overlay(tree, nested, origins)
 
 
 def _index(items: list[Any], key: str, where: str) -> int:
@@ -292,8 +343,14 @@ def _has(data: Any, path: Path_) -> bool:
 # --- the tree ---------------------------------------------------------------------------------------------------------
 
 
-def load_config(source: str | Path, overrides: Iterable[str] = (), allow: tuple[str, ...] = EVERY_PACKAGE) -> Config:
-    """The typed tree of a file or preset. `allow` names the packages whose parts it may import (see Part)."""
+def load_config(source: str | Path, overrides: Iterable[str] = (), allow: tuple[str, ...] | None = None) -> Config:
+    """The typed tree of a file or preset, or of a model folder.
+
+    allow: the packages whose parts it may import (see Part). None: every package of a file that the user names, whose
+    import paths are the user's own choice, and none of a folder, which may be a stranger's.
+    """
+    if allow is None:
+        allow = () if os.path.isdir(source) else EVERY_PACKAGE  # noqa: PTH112 (Path.is_dir raises for a long name)
     tree = _read(source)
     for override in overrides:
         _apply_override(tree, override)
@@ -308,10 +365,11 @@ def validate(data: Mapping[str, Any], allow: tuple[str, ...], tree: _Tree | None
         raise _explain(error, tree or _Tree(dict(data))) from None
 
 
-def _explain(error: ValidationError, tree: _Tree) -> ConfigError:
+def _explain(error: ValidationError, tree: _Tree) -> QkvError:
     """One readable error of what pydantic found; a mistake in a shared key is told once, not once per layer."""
-    seen: set[tuple[Path_, str]] = set()
+    seen: set[str] = set()
     lines: list[tuple[str, str, str | None]] = []
+    meant = ""  # what the hint of the first mistake says already
     for detail in error.errors(include_url=False):
         context = detail.get("ctx") or {}
         path: Path_ = tuple(detail["loc"])
@@ -319,19 +377,22 @@ def _explain(error: ValidationError, tree: _Tree) -> ConfigError:
             path = (*path, context["key"])
         path = _written(path, tree)
         message = _message(detail)
-        if (path, message) in seen:
+        if message in seen:  # a mistake in a key that all layers share
             continue
-        seen.add((path, message))
+        if not seen:
+            meant = context.get("meant", "")
+        seen.add(message)
         place = ".".join(map(str, path))
         origin = tree.origin(path)
         lines.append(
             (message, f"{origin}, key `{place}`" if origin and place else origin or f"`{place}`", context.get("hint"))
         )
-    lines = [entry for entry in lines if entry[0] != "missing value" or len(lines) == 1] or lines
     what, where, hint = lines[0]
+    what = what.removesuffix(meant)
     for message, place, _ in lines[1:]:
         what += f"\n  also: {message} ({place})"
-    return ConfigError(what, where=where, hint=hint)
+    asks = any(detail["type"] == "package_not_allowed" for detail in error.errors(include_url=False))
+    return (PermissionNeededError if asks else ConfigError)(what, where=where, hint=hint)
 
 
 def _written(path: Path_, tree: _Tree) -> Path_:
@@ -346,6 +407,10 @@ def _written(path: Path_, tree: _Tree) -> Path_:
             candidates.append(("model", *side, *inner[2:]))
         candidates.append(("model", *inner))
     if inner[:1] == ("layers",):
+        # layer 7 may be the second entry of a pattern of three
+        place = path[: len(path) - len(inner) + 1]
+        entries = {p[len(place)] for p in tree.origins if p[: len(place)] == place and len(p) > len(place)}
+        candidates += [(*place, entry, *inner[2:]) for entry in sorted(entries, key=str)]
         candidates.append(("model", *inner[2:]))
     if candidates[-1][1:2] == ("cross_attention",):
         candidates.append(("model", "attention", *candidates[-1][2:]))
@@ -358,7 +423,7 @@ def _written(path: Path_, tree: _Tree) -> Path_:
 def _message(detail: Any) -> str:
     kind, value = detail["type"], detail.get("input")
     if kind == "missing":
-        return "missing value"
+        return f"there is no `{detail['loc'][-1]}`"
     custom = (
         "unknown_key",
         "unknown_kind",
@@ -376,7 +441,12 @@ def _message(detail: Any) -> str:
     if kind in custom:
         return message
     message = message[0].lower() + message[1:]
-    return f"{message}, got {value!r}"
+    shown = "true" if value is True else "false" if value is False else repr(value)  # as YAML spells them
+    return f"{message}, got {_cut(shown)}"
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= MAX_SHOWN else text[:MAX_SHOWN] + "..."
 
 
 @cache

@@ -11,13 +11,23 @@ import math
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, PositiveInt, model_validator
+from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from qkv.config.base import Kinds, Node, Part, contradiction
 from qkv.config.merge import merge
 
 Probability = Annotated[float, Field(ge=0.0, lt=1.0)]
+
+# far above any real model: a slip of the keyboard or a hostile file is refused here, not by an allocator
+MAX_WIDTH = 2**20
+MAX_VOCAB = 2**24
+MAX_LENGTH = 2**31
+Width = Annotated[int, Field(ge=1, le=MAX_WIDTH)]
+HiddenWidth = Annotated[int, Field(ge=1, le=4 * MAX_WIDTH)]
+Heads = Annotated[int, Field(ge=1, le=2**16)]
+VocabSize = Annotated[int, Field(ge=1, le=MAX_VOCAB)]
+Length = Annotated[int, Field(ge=1, le=MAX_LENGTH)]
 
 # --- norms ------------------------------------------------------------------------------------------------------------
 
@@ -97,7 +107,7 @@ Position = Annotated[PositionConfig, Kinds(RopeConfig, SinusoidalConfig, Learned
 class AttentionConfig(Part):
     """Base of the attention kinds."""
 
-    num_heads: PositiveInt = 8
+    num_heads: Heads = 8
 
     def complete(self, d_model: int) -> AttentionConfig:
         """The same with every derived value filled in."""
@@ -113,11 +123,11 @@ class StandardAttentionConfig(AttentionConfig):
     """
 
     kind: Literal["standard"] = "standard"
-    num_kv_heads: PositiveInt | None = None
-    head_dim: PositiveInt | None = None
+    num_kv_heads: Heads | None = None
+    head_dim: Width | None = None
     bias: bool | Literal["qkv"] = False
     qk_norm: Literal["none", "per-head", "full"] = "none"
-    window: PositiveInt | None = None
+    window: Length | None = None
     dropout: Probability = 0.0
 
     def complete(self, d_model: int) -> StandardAttentionConfig:
@@ -158,7 +168,7 @@ class DenseFeedForwardConfig(FeedForwardConfig):
     to a multiple of 64. `dropout` acts on the hidden activations, `output_dropout` on the result."""
 
     kind: Literal["swiglu", "geglu", "relu", "gelu", "gelu_tanh"] = "swiglu"
-    d_ff: PositiveInt | None = None
+    d_ff: HiddenWidth | None = None
     bias: bool = False
     dropout: Probability = 0.0
     output_dropout: Probability = 0.0
@@ -206,7 +216,7 @@ class EmbeddingConfig(Node):
 
     scale: float | Literal["sqrt-d-model"] = 1.0
     norm: bool = False
-    num_segments: int = Field(0, ge=0)
+    num_segments: int = Field(0, ge=0, le=MAX_VOCAB)
     dropout: Probability | None = None
 
 
@@ -222,7 +232,7 @@ class FeatureInputConfig(InputConfig):
     """Vectors of another width ([B, S, width]: sound, image, anything), projected to d_model."""
 
     kind: Literal["features"] = "features"
-    width: PositiveInt
+    width: Width
 
 
 Input = Annotated[InputConfig, Kinds(TokenInputConfig, FeatureInputConfig)]
@@ -252,7 +262,7 @@ class ClassifierHeadConfig(HeadConfig):
     """One vector per sequence (`pooling`), through tanh(W h + b) when `pooler`, to `num_classes` scores."""
 
     kind: Literal["classifier"] = "classifier"
-    num_classes: int = Field(2, ge=2)
+    num_classes: int = Field(2, ge=2, le=MAX_VOCAB)
     pooling: Literal["first", "mean", "last"] = "first"
     pooler: bool = True
     dropout: Probability = 0.0
@@ -327,9 +337,9 @@ class BlockConfig(Node):
 class StackConfig(Node):
     """One tower. `dropout` acts on every sublayer's output before it is written, and on the embedding sum."""
 
-    vocab_size: PositiveInt | None = None
-    max_seq_len: PositiveInt = 512
-    d_model: PositiveInt = 256
+    vocab_size: VocabSize | None = None
+    max_seq_len: Length = 512
+    d_model: Width = 256
     num_layers: int = Field(4, ge=1, le=MAX_LAYERS)
     dropout: Probability = 0.0
     input: Input = TokenInputConfig()

@@ -7,11 +7,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
+from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from qkv.config.base import Kinds, Node, Part, contradiction
-from qkv.config.model import ModelConfig, Probability
+from qkv.config.model import ModelConfig, Probability, VocabSize
+
+MAX_COUNT = 2**53
+"""Every step, token and seed stays exact in a JSON reader, and in 64 bits."""
+
+Count = Annotated[int, Field(ge=1, le=MAX_COUNT)]
 
 # --- tokenizer --------------------------------------------------------------------------------------------------------
 
@@ -23,7 +28,7 @@ class TokenizerConfig(Node):
     """
 
     kind: Literal["bpe", "unigram", "wordpiece", "word", "char", "byte"] = "bpe"
-    vocab_size: PositiveInt | None = None
+    vocab_size: VocabSize | None = None
     path: str | None = None
     source: TokenizerConfig | None = None
     target: TokenizerConfig | None = None
@@ -148,7 +153,7 @@ Optimizer = Annotated[OptimizerConfig, Kinds(AdamWConfig, MuonConfig)]
 class ScheduleConfig(Part):
     """The learning rate over the steps, as a share of its peak; `warmup` steps rise linearly and never use 0."""
 
-    warmup: NonNegativeInt = 0
+    warmup: int = Field(0, ge=0, le=MAX_COUNT)
 
 
 class CosineScheduleConfig(ScheduleConfig):
@@ -170,7 +175,7 @@ class InverseSqrtScheduleConfig(ScheduleConfig):
     """2017: rises for `warmup` steps, then falls with the inverse square root of the step."""
 
     kind: Literal["inverse-sqrt"] = "inverse-sqrt"
-    warmup: PositiveInt = 4000
+    warmup: Count = 4000
 
 
 class ConstantScheduleConfig(ScheduleConfig):
@@ -185,21 +190,21 @@ Schedule = Annotated[
 class TrainConfig(Node):
     """How long, how fast, how much at once. Token counts are target tokens; padding is not counted."""
 
-    steps: PositiveInt = 1000
-    batch_tokens: PositiveInt = 16384
-    micro_batch_tokens: PositiveInt | None = None
+    steps: Count = 1000
+    batch_tokens: Count = 16384
+    micro_batch_tokens: Count | None = None
     optimizer: Optimizer = AdamWConfig()
     schedule: Schedule = CosineScheduleConfig()
     clip: float | None = Field(1.0, gt=0)
     label_smoothing: Probability = 0.0
-    log_every: PositiveInt = 10
-    eval_every: PositiveInt | None = 250
-    save_every: PositiveInt | None = 250
-    keep: PositiveInt = 2
+    log_every: Count = 10
+    eval_every: Count | None = 250
+    save_every: Count | None = 250
+    keep: Count = 2
     precision: Literal["auto", "fp32", "bf16"] = "auto"
     compile: Literal["auto", "on", "off"] = "auto"
     device: str = "auto"
-    seed: int = Field(0, ge=0)
+    seed: int = Field(0, ge=0, le=MAX_COUNT)
 
     @model_validator(mode="after")
     def _warmup_fits(self) -> Self:
@@ -255,14 +260,16 @@ class Config(Node):
         return self
 
     @classmethod
-    def load(cls, path: str | Path, *overrides: str) -> Config:
+    def load(cls, path: str | Path, *overrides: str, allow: tuple[str, ...] | None = None) -> Config:
         """The configuration in a YAML file (or of a preset's name), with `key=value` overrides applied in order.
+
+        allow: packages whose parts it may import; None: every one, but none for a model folder.
 
         Raises ConfigError naming file, line and the nearest key; NotFoundError.
         """
         from qkv.config.load import load_config
 
-        return load_config(path, overrides)
+        return load_config(path, overrides, allow)
 
     def to_yaml(self) -> str:
         """The resolved tree as YAML: enough to rebuild the model."""
@@ -276,8 +283,23 @@ class Config(Node):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # pydantic warns of defaults it writes in their short form
             schema = cls.model_json_schema()
-        schema["properties"]["extends"] = {
-            "type": "string",
-            "description": "a preset's name or a path; keys here override it",
-        }
+        parent = {"type": "string", "description": "a preset's name or a path; keys here override it"}
+        schema["properties"]["extends"] = parent
+        schema.pop("required", None)  # the parent may have it
+        _allow_short_forms(schema)
         return schema
+
+
+def _allow_short_forms(schema: Any) -> None:
+    """What files may say before it is spelled out: a pattern's `repeat`, one file instead of a list, empty sections."""
+    for part in schema.values() if isinstance(schema, dict) else schema:
+        if isinstance(part, dict | list):
+            _allow_short_forms(part)
+    properties = schema.get("properties", {}) if isinstance(schema, dict) else {}
+    if "cross_attention" in properties and "vocab_size" not in properties:  # a layer
+        properties["repeat"] = {"type": "integer", "minimum": 1}
+    if "bad_bytes" in properties:  # data
+        for key in ("train", "validation"):
+            properties[key] = {"anyOf": [{"type": "string"}, properties[key]]}
+    if "max_seq_len" in properties:  # a stack
+        properties["layers"] = {"anyOf": [{"type": "null"}, properties["layers"]]}

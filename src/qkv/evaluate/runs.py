@@ -89,7 +89,7 @@ def _not_a_run(run: Path) -> NotFoundError:
 def list_runs(folder: Path) -> list[RunSummary]:
     """The runs in a folder such as runs/, oldest first. Raises NotFoundError where the folder is missing."""
     if not folder.is_dir():
-        raise NotFoundError("there is no such folder of runs", where=str(folder), hint="`qkv train` makes runs/")
+        raise NotFoundError("there is no such folder of runs", where=str(folder), hint="`qkv train`, which makes runs/")
     paths = [path for path in sorted(folder.iterdir()) if path.is_dir() and not path.is_symlink() and _is_run(path)]
     paths.sort(key=_started)
     newest = _newest(folder, paths)

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from qkv.config.errors import UsageError
+from qkv.generate.arguments import check_count
 from qkv.generate.sampling import MAX_SEED, Sampling, choose, refuse_non_finite
 from qkv.nn.cache import Cache
 from qkv.nn.transformer import Transformer
@@ -82,7 +83,7 @@ class Decoding:
         self._batch = self.running
         self._source, self._source_lengths = source, source_lengths
         self._modules = list(network.modules())  # walking the tree anew would cost a tenth of a small model's step
-        self._cache = network.new_cache(len(self._batch)) if use_cache else None
+        self._cache = network.new_cache(len(self._batch)) if use_cache and self._batch else None
 
     @property
     def running(self) -> list[int]:
@@ -165,7 +166,7 @@ def check_prompts(network: Transformer, prompts: Sequence[Sequence[int]]) -> int
         kind = network.config.head.kind if network.config.head else None
         raise UsageError(
             f"a model of family {network.config.family} with a head of kind {kind} does not generate text",
-            hint="fill_mask, embed or classify" if network.decoder is None else "head.kind=language-model",
+            hint="fill_mask" if network.decoder is None else "head.kind=language-model",
         )
     config = network.decoder.config
     for row, prompt in enumerate(prompts):
@@ -185,12 +186,6 @@ def check_ids(ids: Sequence[int], vocab_size: int | None, where: str) -> None:
     bad = next((token_id for token_id in ids if not 0 <= token_id < (vocab_size or 0)), None)
     if bad is not None:
         raise UsageError(f"the id {bad} in {where} is outside the model's vocabulary of {vocab_size}")
-
-
-def check_count(name: str, value: int) -> None:
-    """Raises UsageError unless `value` is a whole number from 0."""
-    if not isinstance(value, int) or value < 0:
-        raise UsageError(f"{name} is a whole number from 0, not {value!r}")
 
 
 def pad(rows: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor | None]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from numbers import Integral, Number
+from typing import Any
 
 from qkv.config.errors import UsageError
 from qkv.tokenizer.text import normalize
@@ -10,6 +12,46 @@ from qkv.tokenizer.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int]
 """A text, or ids."""
+
+_ALLOWED = "a text, a list of ids, or a list of these"
+
+
+def is_one(prompt: Any) -> bool:
+    """A text or a list of ids, rather than a list of prompts (which an empty list is). UsageError for neither."""
+    if isinstance(prompt, str):
+        return True
+    _refuse_bytes(prompt, "the prompt")
+    if isinstance(prompt, Sequence):
+        return len(prompt) > 0 and isinstance(prompt[0], Number)
+    raise UsageError(f"a prompt is {_ALLOWED}, not {_named(prompt)}")
+
+
+def listed(prompt: Any) -> Any:
+    """An array or tensor as the lists it stands for; all else as it is."""
+    return prompt.tolist() if hasattr(prompt, "tolist") and not isinstance(prompt, memoryview) else prompt
+
+
+def read_ids(ids: Any, where: str) -> list[int]:
+    """`ids` as a list. UsageError for all that is no id: a bool, a fraction, bytes, a text among ids."""
+    ids = listed(ids)
+    _refuse_bytes(ids, where)
+    if not isinstance(ids, Sequence):
+        raise UsageError(f"{where} is neither a text nor a list of ids, but {_named(ids)}")
+    for place, token_id in enumerate(ids):
+        if isinstance(token_id, bool) or not isinstance(token_id, Integral):
+            raise UsageError(f"a token id is a whole number, not {token_id!r}", where=f"{where}, id {place}")
+    return [int(token_id) for token_id in ids]
+
+
+def _refuse_bytes(value: Any, where: str) -> None:
+    if isinstance(value, bytes | bytearray | memoryview):
+        raise UsageError(
+            f"{where} is {type(value).__name__}: bytes are neither a text nor ids", hint='.decode("utf-8")'
+        )
+
+
+def _named(value: Any) -> str:
+    return repr(value) if value is None or isinstance(value, Number) else f"a {type(value).__name__}"
 
 
 def begin_of(tokenizer: Tokenizer | None) -> list[int]:
@@ -33,19 +75,24 @@ def text_ids(tokenizer: Tokenizer | None, text: str, *, parse_special: bool = Fa
 
     Raises UsageError where there is no tokenizer.
     """
+    if not isinstance(text, str):
+        raise UsageError(f"a text is wanted, not {_named(text)}")
     if tokenizer is None:
         raise UsageError("the model has no tokenizer, so it cannot read text", hint="ids instead of text")
     return tokenizer.encode(normalize(text), parse_special=parse_special)
 
 
-def prompt_ids(tokenizer: Tokenizer | None, prompt: Prompt, *, parse_special: bool = False) -> list[int]:
+def prompt_ids(
+    tokenizer: Tokenizer | None, prompt: Prompt, *, parse_special: bool = False, where: str = "the prompt"
+) -> list[int]:
     """The ids a decoder continues: [begin] prompt, with exactly one `begin`, whoever wrote it.
 
     Raises UsageError for an empty prompt where nothing can stand for the beginning.
     """
-    ids = (
-        text_ids(tokenizer, prompt, parse_special=parse_special) if isinstance(prompt, str) else list(map(int, prompt))
-    )
+    if isinstance(prompt, str):
+        ids = text_ids(tokenizer, prompt, parse_special=parse_special)
+    else:
+        ids = read_ids(prompt, where)
     ids = begun(tokenizer, ids)
     if not ids:
         raise UsageError(
@@ -60,10 +107,12 @@ def begun(tokenizer: Tokenizer | None, ids: list[int]) -> list[int]:
     return ids if ids[:1] == begin else begin + ids
 
 
-def whole_ids(tokenizer: Tokenizer | None, text: Prompt, *, parse_special: bool = False) -> list[int]:
+def whole_ids(
+    tokenizer: Tokenizer | None, text: Prompt, *, parse_special: bool = False, where: str = "the source"
+) -> list[int]:
     """The ids an encoder reads: [begin] text [end], each exactly once. Ids are taken as they are."""
     if not isinstance(text, str):
-        return list(map(int, text))
+        return read_ids(text, where)
     ids = begun(tokenizer, text_ids(tokenizer, text, parse_special=parse_special))
     end = end_of(tokenizer)
     return ids if end and ids[-1:] == end else ids + end

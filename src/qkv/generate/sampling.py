@@ -9,7 +9,7 @@ Shapes: V vocabulary, K tokens of it, R rows.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,8 +17,11 @@ import torch
 from torch import Tensor
 
 from qkv.config.errors import QkvError, UsageError
+from qkv.generate.arguments import check_count, check_number
 
 MAX_SEED = 2**64 - 1
+MAX_PENALTY = 100
+"""Far beyond any use. Without a bound a penalty is infinite in float32, and infinity times no occurrence is NaN."""
 
 
 @dataclass(frozen=True)
@@ -33,9 +36,9 @@ class Sampling:
     repetition_penalty divides positive and multiplies negative logits of tokens that occur in the prompt or were
     generated (Keskar et al. 2019, arXiv 1909.05858; 1 changes nothing; the source of an encoder-decoder is no prompt).
     frequency_penalty is subtracted once per earlier occurrence and presence_penalty once if there is any; both count
-    generated tokens only, as in OpenAI's API.
+    generated tokens only, as in OpenAI's API. Their size is at most 100, and repetition_penalty is from 1/100 to 100.
 
-    Raises UsageError for values that mean nothing, NaN included.
+    Raises UsageError for values that mean nothing, NaN and a bool included.
     """
 
     temperature: float = 1.0
@@ -47,37 +50,51 @@ class Sampling:
     presence_penalty: float = 0.0
 
     def __post_init__(self) -> None:
-        checks = (
-            ("temperature", "a number from 0 (greedy)", 0 <= self.temperature < math.inf),
-            ("top_k", "a whole number from 0 (off)", isinstance(self.top_k, int) and self.top_k >= 0),
-            ("top_p", "above 0 and at most 1 (off)", 0 < self.top_p <= 1),
-            ("min_p", "from 0 (off) to 1", 0 <= self.min_p <= 1),
-            ("repetition_penalty", "a number above 0; 1 is off", 0 < self.repetition_penalty < math.inf),
-            ("frequency_penalty", "a number; 0 is off", math.isfinite(self.frequency_penalty)),
-            ("presence_penalty", "a number; 0 is off", math.isfinite(self.presence_penalty)),
+        object.__setattr__(self, "top_k", check_count("top_k", self.top_k))
+        bounded = f"from -{MAX_PENALTY} to {MAX_PENALTY}; 0 is off"
+        ranges: tuple[tuple[str, str, Callable[[float], bool]], ...] = (
+            ("temperature", "a number from 0 (greedy)", lambda value: 0 <= value < math.inf),
+            ("top_p", "above 0 and at most 1 (off)", lambda value: 0 < value <= 1),
+            ("min_p", "from 0 (off) to 1", lambda value: 0 <= value <= 1),
+            (
+                "repetition_penalty",
+                f"from {1 / MAX_PENALTY} to {MAX_PENALTY}; 1 is off",
+                lambda value: 1 / MAX_PENALTY <= value <= MAX_PENALTY,
+            ),
+            ("frequency_penalty", bounded, lambda value: abs(value) <= MAX_PENALTY),
+            ("presence_penalty", bounded, lambda value: abs(value) <= MAX_PENALTY),
         )
-        for name, allowed, holds in checks:
-            if not holds:
-                raise UsageError(f"{name} is {allowed}, not {getattr(self, name)!r}")
+        for name, allowed, holds in ranges:
+            given = getattr(self, name)
+            value = check_number(name, given, allowed)
+            if not holds(value):
+                raise UsageError(f"{name} is {allowed}, not {given!r}")
+            object.__setattr__(self, name, value)
 
 
 def penalise(logits_V: Tensor, sampling: Sampling, prompt: Sequence[int], generated: Sequence[int]) -> Tensor:
-    """Logits after the three penalties, for the ids that stand before (see `Sampling`)."""
-    if sampling.repetition_penalty != 1 and (prompt or generated):
-        seen = torch.tensor(sorted({*prompt, *generated}))
+    """Logits after the three penalties, for the ids that stand before (see `Sampling`); finite as they were before."""
+    given_V = logits_V
+    if sampling.repetition_penalty != 1:
+        # a prompt may hold ids that only pad the embedding, which have no logit here
+        seen_ids = sorted(token_id for token_id in {*prompt, *generated} if token_id < len(logits_V))
+        seen = torch.tensor(seen_ids, dtype=torch.long)
         values = logits_V[seen]
         factor = sampling.repetition_penalty
         logits_V = logits_V.index_copy(0, seen, torch.where(values > 0, values / factor, values * factor))
     if (sampling.frequency_penalty or sampling.presence_penalty) and generated:
         count_V = torch.bincount(torch.tensor(generated), minlength=len(logits_V))
         logits_V = logits_V - sampling.frequency_penalty * count_V - sampling.presence_penalty * (count_V > 0)
-    return logits_V
+    if logits_V is given_V:
+        return logits_V
+    largest = torch.finfo(logits_V.dtype).max
+    return logits_V.clamp(-largest, largest)
 
 
 def heat(logits_V: Tensor, temperature: float) -> Tensor:
     """Log-probabilities up to a constant, (logits - max) / temperature: at most 0, so nothing overflows upwards."""
-    smallest = torch.finfo(logits_V.dtype).tiny
-    return (logits_V - logits_V.max()) / max(temperature, smallest)
+    limits = torch.finfo(logits_V.dtype)
+    return (logits_V - logits_V.max()) / min(max(temperature, limits.tiny), limits.max)
 
 
 def keep_top_k(logits_V: Tensor, top_k: int) -> Tensor:

@@ -92,6 +92,8 @@ def score(
     the prompt are left out (BOS stays). Raises UsageError where the first scored token would have nothing before it,
     where there is no token to score, and for a continuation that fills the context by itself.
     """
+    if not isinstance(continuation, str):
+        raise UsageError(f"the continuation is a text, not a {type(continuation).__name__}")
     alone, ids = text_ids(tokenizer, prompt), text_ids(tokenizer, prompt + continuation)
     shared = next((n for n, (a, b) in enumerate(zip(alone, ids, strict=False)) if a != b), min(len(alone), len(ids)))
     scored = ids[shared:]

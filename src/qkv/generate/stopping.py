@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 
 from qkv.config.errors import UsageError
 
@@ -12,10 +12,12 @@ class StopStrings:
 
     What may turn out to be the beginning of a stop string is held back until it is clear. A stop string inside the
     beginning of another is not final before the other is ruled out, so that the text is the same as if all of it had
-    been searched at once. Raises UsageError for an empty stop string.
+    been searched at once. Raises UsageError for an empty stop string, and for what is no text.
     """
 
     def __init__(self, stops: str | Sequence[str] = ()) -> None:
+        if not isinstance(stops, str | Sequence | Set) or isinstance(stops, bytes | bytearray):
+            raise UsageError(f"`stop` is a stop string or several, not {stops!r}", hint="leaving `stop` out")
         self.stops = (stops,) if isinstance(stops, str) else tuple(stops)
         if not all(isinstance(stop, str) and stop for stop in self.stops):
             raise UsageError("a stop string is a text of at least one character", hint="leaving `stop` out")

@@ -145,10 +145,15 @@ class Share:
 
     def to_dict(self) -> dict[str, float | None]:
         """All five figures."""
-        return asdict(self) | {
-            "tokens_per_character": self.tokens_per_character,
-            "bytes_per_token": self.bytes_per_token,
-        }
+        whole = {"tokens": int(self.tokens)} if self.tokens == int(self.tokens) else {}  # a token may be shared
+        return (
+            asdict(self)
+            | whole
+            | {
+                "tokens_per_character": self.tokens_per_character,
+                "bytes_per_token": self.bytes_per_token,
+            }
+        )
 
     def __add__(self, other: Share) -> Share:
         return Share(self.characters + other.characters, self.bytes + other.bytes, self.tokens + other.tokens)

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from io import BufferedIOBase
 from pathlib import Path
-from typing import BinaryIO, Literal
+from typing import BinaryIO, Literal, NoReturn
 
 from qkv.config.errors import NotFoundError, QkvError, UsageError, nearest
 
@@ -142,14 +142,16 @@ def _wide_encoding(head: bytes) -> str | None:
     for mark, name in _BYTE_ORDER_MARKS.items():
         if head.startswith(mark):
             return name
-    for encoding in ("utf-32-le", "utf-32-be"):  # has a zero in four bytes, which no other text is valid with
+    for encoding in ("utf-32-le", "utf-32-be"):  # has a zero in four bytes, which hardly another text is valid with
         with suppress(UnicodeDecodeError):
-            text = head[: len(head) // 4 * 4].decode(encoding)
-            if text and "\0" not in text:
+            text = head.decode(encoding)
+            if len(text) > 1 and "\0" not in text:
                 return "UTF-32"
-    # Latin text in UTF-16 has a zero in every other byte, and is valid UTF-8 too
+    # Latin text in UTF-16 has a zero in every other byte, and is valid UTF-8 too: a few bytes or zeros prove nothing
+    if len(head) < 8 or len(head) % 2:
+        return None
     few, many = sorted(head[side::2].count(0) for side in (0, 1))
-    return "UTF-16" if few == 0 and many >= max(1, 0.2 * len(head)) else None
+    return "UTF-16" if few == 0 and many >= 0.3 * len(head) else None
 
 
 # --- cutting ----------------------------------------------------------------------------------------------------------
@@ -181,7 +183,10 @@ def chunks(blocks: Iterable[str], size: int = _CHUNK, *, cut_runs: bool = True) 
 
 
 def check_text(text: str) -> None:
-    """Raises UsageError for a lone surrogate: half a UTF-16 character, which no encoding can write."""
+    """Raises UsageError for what is no `str`, and for a lone surrogate: half a character, which nothing can write."""
+    if not isinstance(text, str):
+        hint = '.decode("utf-8")' if isinstance(text, bytes | bytearray) else None
+        raise UsageError(f"a text is a str, not {type(text).__name__}", hint=hint)
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -199,10 +204,19 @@ def _is_file(name: str) -> bool:
         return False
 
 
+def _refuse_source(source: object) -> NoReturn:
+    raise UsageError(
+        f"a text is a str and a file a Path, not {type(source).__name__}",
+        hint='.decode("utf-8")' if isinstance(source, bytes | bytearray) else None,
+    )
+
+
 class Corpus:
-    """Texts and files as chunks. Files are streamed, as often as wanted. No text at all is a UsageError."""
+    """Texts and files as chunks. Files are streamed, as often as wanted. No text at all is a QkvError."""
 
     def __init__(self, source: TextSource | Iterable[TextSource], bad_bytes: BadBytes = "error") -> None:
+        if isinstance(source, bytes | bytearray) or not isinstance(source, str | os.PathLike | Iterable):
+            _refuse_source(source)
         self._source = [source] if isinstance(source, str | os.PathLike) else source
         first = self._source[0] if isinstance(self._source, list | tuple) and self._source else None
         if isinstance(first, str) and _is_file(first):
@@ -214,12 +228,14 @@ class Corpus:
         for item in self._source:
             if isinstance(item, str):
                 check_text(item)
+            elif not isinstance(item, os.PathLike):
+                _refuse_source(item)
             blocks = [item] if isinstance(item, str) else read_blocks(item, self._bad_bytes)
             for chunk in chunks(blocks):
                 empty = False
                 yield chunk
         if empty:
-            raise UsageError("there is no text: it is empty")
+            raise QkvError("there is no text: it is empty")  # of what was read, not of how the command was written
 
     def again(self) -> Corpus:
         """This corpus, able to be read several times: what an iterator gives is held in memory."""

@@ -72,6 +72,10 @@ class Tokenizer:
         `special` maps roles to tokens (default: `training.DEFAULT_SPECIAL`). The same text gives the same tokenizer.
         Raises UsageError, NotFoundError, and QkvError with file and byte for text that is not UTF-8.
         """
+        if special is not None and not (
+            isinstance(special, Mapping) and all(isinstance(token, str) for token in special.values())
+        ):
+            raise UsageError(f"`special` maps roles to tokens, which {special!r} does not", hint='{"eos": "<eos>"}')
         roles = dict(training.DEFAULT_SPECIAL if special is None else special)
         if unknown := roles.keys() - set(files.ROLES):
             raise UsageError(f"special tokens have no role {sorted(unknown)[0]!r}", hint=", ".join(files.ROLES))
@@ -156,6 +160,7 @@ class Tokenizer:
 
     def token_to_id(self, token: str) -> int | None:
         """The id of a token as the file spells it, or None."""
+        check_text(token)
         return self._backend.token_to_id(token)
 
     def token_bytes(self, token_id: SupportsIndex) -> bytes:
@@ -163,7 +168,12 @@ class Tokenizer:
         return self._bytes(self._known(token_id), False)
 
     def _known(self, token_id: SupportsIndex) -> int:
-        number = operator.index(token_id)
+        try:
+            number = operator.index(token_id)
+        except TypeError:
+            raise UsageError(f"a token id is a whole number, not {token_id!r}") from None
+        if isinstance(token_id, bool):
+            raise UsageError(f"a token id is a whole number, not {token_id!r}")
         if number not in self._tokens:
             raise UsageError(f"token id {number} is not in the vocabulary: ids are 0 to {self.vocab_size - 1}")
         return number
@@ -179,6 +189,8 @@ class Tokenizer:
         template puts around a text, never a second <bos>. `strict`: an unknown character is a UsageError naming it,
         instead of `unk_id`. Raises UsageError for text with lone surrogates.
         """
+        if not isinstance(text, str):
+            check_text(text)
         backend = self._backend if parse_special else self._plain
         parts: Iterable[str] = [text]
         if self._cuttable and len(text) > _LONG_TEXT:
@@ -194,6 +206,11 @@ class Tokenizer:
         self, texts: Sequence[str], *, parse_special: bool = False, add_special: bool = False, strict: bool = False
     ) -> list[list[int]]:
         """`encode` of each text, on all cores."""
+        if isinstance(texts, str) or not isinstance(texts, Sequence):
+            raise UsageError(f"encode_batch reads a list of texts, not {type(texts).__name__}", hint="encode")
+        for text in texts:
+            if not isinstance(text, str):
+                check_text(text)
         if any(len(text) > _LONG_TEXT for text in texts):
             return [
                 self.encode(text, parse_special=parse_special, add_special=add_special, strict=strict) for text in texts
@@ -264,6 +281,8 @@ class Tokenizer:
 
     def decode_bytes(self, ids: Iterable[SupportsIndex], *, skip_special: bool = True) -> bytes:
         """The bytes of `ids`; see `decode`."""
+        if isinstance(ids, str | bytes | bytearray) or not isinstance(ids, Iterable):
+            raise UsageError(f"decode reads a list of ids, not {ids!r}", hint="decode([12, 7])")
         parts: list[bytes] = []
         for token_id in ids:
             part = self._piece(token_id, not parts, skip_special)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from numbers import Integral
 
 import tokenizers
 from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors, trainers
@@ -21,6 +22,11 @@ from qkv.tokenizer.unigram import train_unigram
 
 DEFAULT_VOCAB_SIZE = 4096
 """For kinds that choose their vocabulary; suits a few megabytes of text."""
+
+MAX_VOCAB_SIZE = 1 << 24
+"""Far beyond any in use. Trainers take memory for every id they may give, and end the process where there is none."""
+
+_SMALL_VOCAB_SIZE = 1 << 16  # what costs a trainer nothing, so that the text need not be measured first
 
 DEFAULT_SPECIAL: Mapping[str, str] = {
     "pad": "<pad>",
@@ -76,10 +82,19 @@ def train(corpus: Corpus, kind: str, vocab_size: int | None, roles: Mapping[str,
     cut = splitter(kind, special)
     _check_special(kind, special, cut)
     smallest = len(special) + (256 if kind in _BYTE_KINDS else 1)
+    if vocab_size is not None and (isinstance(vocab_size, bool) or not isinstance(vocab_size, Integral)):
+        raise UsageError(f"vocab_size is a whole number, not {vocab_size!r}")
     if vocab_size is not None and vocab_size < smallest:
         raise UsageError(
             f"vocab_size {vocab_size} is too small: {kind} with {len(special)} special tokens starts at {smallest} ids"
         )
+    if vocab_size is not None and vocab_size > MAX_VOCAB_SIZE:
+        raise UsageError(
+            f"vocab_size is at most {MAX_VOCAB_SIZE:,}, not {vocab_size:,}", hint=f"vocab_size={DEFAULT_VOCAB_SIZE}"
+        )
+    if vocab_size is not None and vocab_size > _SMALL_VOCAB_SIZE and kind not in ("char", "byte"):
+        corpus = corpus.again()
+        vocab_size = _within_reach(corpus, vocab_size, smallest)
     make_model, make_decoder = _PARTS[kind]
     tokenizer = tokenizers.Tokenizer(make_model(_Task(corpus, vocab_size, special, roles.get("unk", ""), cut)))
     if cut is not None:
@@ -88,6 +103,19 @@ def train(corpus: Corpus, kind: str, vocab_size: int | None, roles: Mapping[str,
     tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special])
     _add_template(tokenizer, roles)
     return tokenizer
+
+
+def _within_reach(corpus: Corpus, vocab_size: int, smallest: int) -> int:
+    """`vocab_size`, or less where the text cannot fill it: what trainers get by it then is the same.
+
+    A byte of text gives at most two forms of a character ("x" and "##x") and one merge. Reads no more than it must.
+    """
+    reach = smallest
+    for chunk in corpus:
+        reach += 3 * len(chunk.encode())
+        if reach >= vocab_size:
+            return vocab_size
+    return reach
 
 
 def _check_special(kind: str, special: list[str], cut: PreTokenizer | None) -> None:

@@ -26,7 +26,7 @@ from qkv.checkpoint.store import (
     save_checkpoint,
     sha256_of,
 )
-from qkv.config.errors import ConfigError, ConflictError, NotFoundError, PermissionNeededError, QkvError
+from qkv.config.errors import ConflictError, NotFoundError, PermissionNeededError, QkvError
 from qkv.config.run import Config
 from qkv.nn.transformer import Transformer
 from qkv.tokenizer import Tokenizer
@@ -458,7 +458,7 @@ def test_a_part_of_a_third_party_is_refused_by_name_before_its_code_runs(
     for allow in ((), ("os",), ("strange",), (f"{stranger}.deeper",)):
         with pytest.raises(PermissionNeededError, match=rf"code of the package `{stranger}`, which is not allowed"):
             load_checkpoint(tmp_path / "model", allow=allow)
-    with pytest.raises(ConfigError, match=f"--allow-package {stranger}"):
+    with pytest.raises(PermissionNeededError, match=f"--allow-package {stranger}"):
         qkv.load(tmp_path / "model")
     assert not sys.stranger_ran  # type: ignore[attr-defined]
     assert stranger not in sys.modules

@@ -13,7 +13,15 @@ from qkv.config.model import FeatureInputConfig, NoPositionConfig, StackConfig, 
 from qkv.nn.build import Dims, build
 
 
-class TokenInput(nn.Embedding):
+class Table(nn.Embedding):
+    """Learned vectors by index. They are drawn by `init`, not here: on the meta device torch's own draw would load its
+    compiler, for a second."""
+
+    def reset_parameters(self) -> None:
+        pass
+
+
+class TokenInput(Table):
     """x = E[ids], E [V, M]."""
 
     def __init__(self, config: TokenInputConfig, dims: Dims) -> None:
@@ -40,7 +48,7 @@ class Embedding(nn.Module):
         options = config.embedding
         self.scale = math.sqrt(config.d_model) if options.scale == "sqrt-d-model" else options.scale
         self.input: nn.Module = build(config.input, dims)
-        self.segments = nn.Embedding(options.num_segments, config.d_model) if options.num_segments else None
+        self.segments = Table(options.num_segments, config.d_model) if options.num_segments else None
         self.position = build(config.position if config.position.absolute else NoPositionConfig(), dims)
         self.norm: nn.Module = build(config.norm, dims) if options.norm else nn.Identity()
         self.dropout = nn.Dropout(config.dropout if options.dropout is None else options.dropout)

@@ -32,6 +32,8 @@ class TiledKernel(Kernel):
     def __init__(self, tile: int = 256) -> None:
         super().__init__()
         self.tile = tile
+        # a compiler would unroll the loops over tiles; asking for this at import would load the compiler, for a second
+        self._outside_graphs = torch.compiler.disable(_tiled_attention)  # type: ignore[no-untyped-call]
 
     def forward(
         self, q_BHTD: Tensor, k_BGSD: Tensor, v_BGSE: Tensor, mask: Mask, scale: float, dropout: float = 0.0
@@ -42,7 +44,9 @@ class TiledKernel(Kernel):
         k_BGSD, v_BGSE = mask.without_padding(k_BGSD, v_BGSE)
         # [B, G, R, T, D] against [B, G, 1, S, D]: query heads of a group share its keys and values
         q_BGRTD = grouped(q_BHTD, k_BGSD.shape[1])
-        out_BGRTE: Tensor = _tiled_attention(q_BGRTD, k_BGSD.unsqueeze(2), v_BGSE.unsqueeze(2), mask, scale, self.tile)
+        out_BGRTE: Tensor = self._outside_graphs(
+            q_BGRTD, k_BGSD.unsqueeze(2), v_BGSE.unsqueeze(2), mask, scale, self.tile
+        )
         return out_BGRTE.flatten(1, 2)
 
 
@@ -123,8 +127,6 @@ class _TiledAttention(torch.autograd.Function):
         return dq, dk, dv, None, None, None
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]
 def _tiled_attention(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float, tile: int) -> Tensor:
-    """A compiler would unroll the loops over tiles."""
     out: Tensor = _TiledAttention.apply(q, k, v, mask, scale, tile)  # type: ignore[no-untyped-call]
     return out

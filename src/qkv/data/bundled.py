@@ -8,7 +8,11 @@ import sysconfig
 from pathlib import Path
 from typing import NamedTuple
 
-LEFT_OUT = {"test", "tests", "idlelib", "lib2to3", "site-packages", "dist-packages", "__pycache__", "turtledemo"}
+LEFT_OUT = {
+    *("test", "tests", "idlelib", "lib2to3", "site-packages", "dist-packages", "__pycache__", "turtledemo"),
+    "encodings",  # tables of code points, not text
+    "pydoc_data",  # the topics once more: those held out would be learnt by heart
+}
 
 
 class BundledText(NamedTuple):

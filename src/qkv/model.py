@@ -15,7 +15,7 @@ from torch import Tensor
 
 from qkv.checkpoint.store import load_checkpoint, save_checkpoint
 from qkv.config.errors import UsageError
-from qkv.config.model import FeatureInputConfig, TokenInputConfig
+from qkv.config.parts import FeatureInputConfig, TokenInputConfig
 from qkv.config.run import Config
 from qkv.generate.arguments import check_count, check_flag, check_names
 from qkv.generate.decode import Decoding, check_ids, check_prompts, pad

@@ -378,4 +378,4 @@ def test_a_wrong_import_path_is_explained(kind: str, said: str, write) -> None:
 
 
 def test_a_config_class_without_a_module_is_refused(write) -> None:
-    assert "which module" in error_of(write(SMALL), "model.norm.kind='qkv.config.model:NormConfig'")
+    assert "which module" in error_of(write(SMALL), "model.norm.kind='qkv.config.parts:NormConfig'")

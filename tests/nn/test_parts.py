@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from qkv.config.errors import ConfigError, UsageError
-from qkv.config.model import (
+from qkv.config.model import ModelConfig
+from qkv.config.parts import (
     DenseFeedForwardConfig,
     LayerNormConfig,
-    ModelConfig,
     NormConfig,
     PlainResidualConfig,
     RMSNormConfig,

@@ -11,7 +11,8 @@ from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from qkv.config.base import Kinds, Node, Part, contradiction
-from qkv.config.model import ModelConfig, Probability, VocabSize
+from qkv.config.model import ModelConfig
+from qkv.config.parts import Probability, VocabSize
 
 MAX_COUNT = 2**53
 """Every step, token and seed stays exact in a JSON reader, and in 64 bits."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from qkv.config.errors import UsageError
-from qkv.config.model import MaskedLanguageModelHeadConfig
+from qkv.config.parts import MaskedLanguageModelHeadConfig
 from qkv.generate.decode import check_ids, device_of, evaluating, pad
 from qkv.generate.prompts import begun, end_of
 from qkv.generate.sampling import refuse_non_finite

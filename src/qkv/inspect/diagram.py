@@ -7,16 +7,14 @@ from textwrap import wrap
 
 from torch import nn
 
-from qkv.config.model import (
+from qkv.config.model import BlockConfig, ModelConfig, StackConfig
+from qkv.config.parts import (
     AttentionConfig,
-    BlockConfig,
     DenseFeedForwardConfig,
     FeatureInputConfig,
-    ModelConfig,
     NormConfig,
     PositionConfig,
     RopeConfig,
-    StackConfig,
     StandardAttentionConfig,
 )
 from qkv.inspect.summary import count

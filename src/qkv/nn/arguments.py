@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from qkv.config.errors import UsageError
-from qkv.config.model import FeatureInputConfig, LearnedConfig, ModelConfig, StackConfig
+from qkv.config.model import ModelConfig, StackConfig
+from qkv.config.parts import FeatureInputConfig, LearnedConfig
 from qkv.nn.cache import Cache
 
 INTEGERS = (torch.int64, torch.int32)

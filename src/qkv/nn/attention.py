@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from qkv.config.model import NoNormConfig, RMSNormConfig, StandardAttentionConfig
+from qkv.config.parts import NoNormConfig, RMSNormConfig, StandardAttentionConfig
 from qkv.nn.build import Dims, build
 from qkv.nn.cache import CrossCache, LayerCache
 from qkv.nn.kernels import SdpaKernel

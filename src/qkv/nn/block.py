@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from qkv.config.model import BlockConfig, NoPositionConfig, NormConfig, StackConfig
+from qkv.config.model import BlockConfig, StackConfig
+from qkv.config.parts import NoPositionConfig, NormConfig
 from qkv.nn.build import Dims, build
 from qkv.nn.cache import Cache, CrossCache, LayerCache
 from qkv.nn.mask import Causal, Mask, Rule, Window

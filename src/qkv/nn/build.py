@@ -13,7 +13,7 @@ from typing import Any
 from torch import nn
 
 from qkv.config.base import Part, import_object
-from qkv.config.model import NormConfig, RMSNormConfig
+from qkv.config.parts import NormConfig, RMSNormConfig
 
 
 @dataclass(frozen=True)

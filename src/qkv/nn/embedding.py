@@ -9,7 +9,8 @@ import math
 
 from torch import Tensor, nn
 
-from qkv.config.model import FeatureInputConfig, NoPositionConfig, StackConfig, TokenInputConfig
+from qkv.config.model import StackConfig
+from qkv.config.parts import FeatureInputConfig, NoPositionConfig, TokenInputConfig
 from qkv.nn.build import Dims, build
 
 
@@ -63,7 +64,9 @@ class Embedding(nn.Module):
         """
         if real_BT is not None and inputs.is_floating_point():
             inputs = inputs.masked_fill(~real_BT[..., None], 0.0)
-        x_BTM = self.input(inputs) * self.scale
+        x_BTM = self.input(inputs)
+        if self.scale != 1.0:
+            x_BTM = x_BTM * self.scale
         if self.segments is not None:
             zeros = positions_BT.new_zeros(inputs.shape[:2])
             x_BTM = x_BTM + self.segments(zeros if segments_BT is None else segments_BT)

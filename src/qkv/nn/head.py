@@ -8,12 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from qkv.config.model import (
-    ClassifierHeadConfig,
-    LanguageModelHeadConfig,
-    MaskedLanguageModelHeadConfig,
-    NoHeadConfig,
-)
+from qkv.config.parts import ClassifierHeadConfig, LanguageModelHeadConfig, MaskedLanguageModelHeadConfig, NoHeadConfig
 from qkv.nn.build import Dims, build
 from qkv.nn.feed_forward import ACTIVATIONS
 

@@ -8,7 +8,7 @@ from functools import singledispatch
 import torch
 from torch import Tensor, nn
 
-from qkv.config.model import GPT2InitConfig, InitConfig, NormalInitConfig, T5InitConfig, XavierInitConfig
+from qkv.config.parts import GPT2InitConfig, InitConfig, NormalInitConfig, T5InitConfig, XavierInitConfig
 from qkv.nn.attention import Attention
 from qkv.nn.block import Stack
 from qkv.nn.feed_forward import FeedForward

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from qkv.config.model import LayerNormConfig, NoNormConfig, RMSNormConfig
+from qkv.config.parts import LayerNormConfig, NoNormConfig, RMSNormConfig
 from qkv.nn.build import Dims, build
 
 

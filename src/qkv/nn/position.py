@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from qkv.config.model import LearnedConfig, NoPositionConfig, RopeConfig, SinusoidalConfig
+from qkv.config.parts import LearnedConfig, NoPositionConfig, RopeConfig, SinusoidalConfig
 from qkv.nn.build import Dims, build
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from qkv.config.model import NoResidualConfig, PlainResidualConfig
+from qkv.config.parts import NoResidualConfig, PlainResidualConfig
 from qkv.nn.build import Dims, build
 
 

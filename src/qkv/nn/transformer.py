@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from qkv.config.errors import ConfigError, UsageError
-from qkv.config.model import ModelConfig, StackConfig, TokenInputConfig
+from qkv.config.model import ModelConfig, StackConfig
+from qkv.config.parts import TokenInputConfig
 from qkv.nn.arguments import IGNORE, check_arguments, check_sequence
 from qkv.nn.block import Stack
 from qkv.nn.build import Dims, build

@@ -149,6 +149,7 @@ def environment(config: Config) -> dict[str, Any]:
             packages[name] = version(name)
         except PackageNotFoundError:
             packages[name] = None
+    packages["torch"] = str(torch.__version__)  # names the build too: 2.13.0+cu130
     devices = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
     return {
         "python": sys.version.split()[0],

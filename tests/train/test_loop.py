@@ -136,6 +136,13 @@ def test_gradients_do_not_pile_up_from_step_to_step() -> None:
 # --- without validation -----------------------------------------------------------------------------------------------
 
 
+def test_validation_files_without_text_are_refused_before_the_first_step(tmp_path: Path) -> None:
+    (tmp_path / "empty.txt").write_text("", encoding="utf-8")
+    with pytest.raises(QkvError, match="validation data hold no text"):
+        train("run", f"data.validation=[{tmp_path / 'empty.txt'}]")
+    assert not Path("run").exists()
+
+
 @pytest.mark.parametrize("nothing", ["data.validation=0", "data.validation=[]"])
 def test_a_run_without_validation_works(nothing: str) -> None:
     run = fit(config(nothing, "train.eval_every=1", "train.save_every=2", "train.keep=1"), run_dir="run")

@@ -184,6 +184,10 @@ class Trainer:
             micro_batch_tokens=config.train.micro_batch_tokens,
             seed=config.train.seed,
         )
+        if prepared.validation is not None and prepared.validation.num_tokens == 0:
+            raise QkvError(
+                "the validation data hold no text", where="data.validation", hint="other files, or 0 for no validation"
+            )
         self.optimizer = build_optimizer(config.train.optimizer, self.network)
         if compute.compiled:
             compile_blocks(self.network)
@@ -277,7 +281,7 @@ class Trainer:
 
     @property
     def has_validation(self) -> bool:
-        return self.prepared.validation is not None and self.prepared.validation.num_tokens > 0
+        return self.prepared.validation is not None
 
     @torch.no_grad()
     def validate(self, max_batches: int | None = None) -> float:

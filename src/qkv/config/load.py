@@ -11,7 +11,6 @@ import re
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -447,9 +446,3 @@ def _message(detail: Any) -> str:
 
 def _cut(text: str) -> str:
     return text if len(text) <= MAX_SHOWN else text[:MAX_SHOWN] + "..."
-
-
-@cache
-def json_schema() -> dict[str, Any]:
-    """The JSON Schema of configuration files."""
-    return Config.json_schema()

@@ -2,6 +2,7 @@
 
     config.yaml            the resolved configuration
     tokenizer/             the tokenizer, where there is one
+    source-tokenizer/      that of the sources, where they have one of their own
     model.safetensors      every parameter once (a tied matrix under the name of its first owner)
     training.safetensors   optimiser state and generators, where training goes on
     state.json             format_version, step, ..., and size and sha256 of every other file; written last
@@ -42,10 +43,12 @@ class DamagedError(QkvError):
 
 @dataclass
 class Loaded:
-    """What a model folder holds. `tokenizer` is None where there is none."""
+    """What a model folder holds. `tokenizer` is None where there is none, and `source_tokenizer` where the other reads
+    both sides."""
 
     network: Transformer
     tokenizer: Tokenizer | None
+    source_tokenizer: Tokenizer | None
     config: Config
     path: Path
     state: dict[str, Any]
@@ -57,6 +60,7 @@ def save_checkpoint(
     config: Config,
     tokenizer: Tokenizer | None = None,
     *,
+    source_tokenizer: Tokenizer | None = None,
     training: Mapping[str, Tensor] | None = None,
     state: Mapping[str, Any] | None = None,
 ) -> None:
@@ -68,8 +72,9 @@ def save_checkpoint(
     try:
         beside.mkdir(parents=True)
         (beside / "config.yaml").write_text(config.to_yaml(), encoding="utf-8")
-        if tokenizer is not None:
-            tokenizer.save(beside / "tokenizer")
+        for name, one in (("tokenizer", tokenizer), ("source-tokenizer", source_tokenizer)):
+            if one is not None:
+                one.save(beside / name)
         weights = {name: parameter.detach().contiguous().cpu() for name, parameter in network.named_parameters()}
         save_file(weights, beside / "model.safetensors")
         if training is not None:
@@ -152,13 +157,19 @@ def checkpoints_of(run: Path) -> list[Path]:
 
 
 def best_of(checkpoints: list[Path]) -> Path:
-    """The checkpoint with the lowest validation loss; the newest where none was validated."""
+    """The checkpoint that validation found best: by the task's own measure where it has one, else by the loss; the
+    newest where none was validated."""
 
     def rank(path: Path) -> tuple[float, int]:
-        loss = read_state(path, verify=False).get("val_loss")
-        if not isinstance(loss, int | float) or not math.isfinite(loss):
-            loss = math.inf
-        return (loss, -checkpoints.index(path))
+        state = read_state(path, verify=False)
+        measure = state.get("measure")
+        told = measure if isinstance(measure, dict) else {"value": state.get("val_loss")}
+        value = told.get("value")
+        if not isinstance(value, int | float) or not math.isfinite(value):
+            value = math.inf
+        elif told.get("higher_is_better"):
+            value = -value
+        return (value, -checkpoints.index(path))
 
     return min(checkpoints, key=rank)
 
@@ -191,18 +202,23 @@ def load_checkpoint(path: Path, *, newest: bool = False, allow: tuple[str, ...] 
     folder = find_checkpoint(path, newest=newest)
     state = read_state(folder)
     config = load_config(folder / "config.yaml", allow=allow)
-    tokenizer = Tokenizer.load(folder / "tokenizer") if (folder / "tokenizer").is_dir() else None
+    tokenizer, source_tokenizer = (
+        Tokenizer.load(folder / name) if (folder / name).is_dir() else None
+        for name in ("tokenizer", "source-tokenizer")
+    )
     try:
         network = Transformer(config.model, device="meta")
     except RuntimeError as error:  # sizes beyond what can be counted
         raise DamagedError(f"no model has these sizes: {error}", where=str(folder / "config.yaml")) from None
-    rows = config.model.vocab_size
-    if tokenizer is not None and rows is not None and tokenizer.vocab_size > rows:
-        raise DamagedError(
-            f"the tokenizer has {tokenizer.vocab_size} ids and the model's vocabulary {rows}", where=str(folder)
-        )
+    readers = [tokenizer if side == "decoder" else source_tokenizer or tokenizer for side in config.model.stacks]
+    for reader, stack in zip(readers, config.model.stacks.values(), strict=True):
+        if reader is not None and stack.vocab_size is not None and reader.vocab_size > stack.vocab_size:
+            raise DamagedError(
+                f"the tokenizer has {reader.vocab_size} ids and the model's vocabulary {stack.vocab_size}",
+                where=str(folder),
+            )
     fill(network, read_tensors(folder / "model.safetensors"), folder / "model.safetensors")
-    return Loaded(network, tokenizer, config, folder, state)
+    return Loaded(network, tokenizer, source_tokenizer, config, folder, state)
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:

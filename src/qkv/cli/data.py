@@ -14,7 +14,7 @@ from qkv.config.errors import ConfigError, UsageError
 if TYPE_CHECKING:
     from qkv.config.run import Config
     from qkv.data.describe import Slot
-    from qkv.data.prepare import Corpus, Prepared
+    from qkv.data.prepare import Dataset, Prepared
     from qkv.tokenizer.tokenizer import Tokenizer
 
 SUBCOMMANDS = {
@@ -62,7 +62,7 @@ def prepare(config: str, overrides: tuple[str, ...], allow: tuple[str, ...], as_
         click.echo(f"too little to train on: a window takes {tree.model.max_seq_len + 1} tokens", err=True)
 
 
-def _count(corpus: Corpus | None) -> dict[str, int]:
+def _count(corpus: Dataset | None) -> dict[str, int]:
     if corpus is None:
         return {"documents": 0, "tokens": 0}
     return {"documents": corpus.num_documents, "tokens": corpus.num_tokens}

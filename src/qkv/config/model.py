@@ -254,6 +254,11 @@ class ModelConfig(StackConfig):
         return self.model_copy(update=update)
 
     @property
+    def context(self) -> int:
+        """The longest sequence that every stack reads."""
+        return min(stack.max_seq_len for stack in self.stacks.values())
+
+    @property
     def stacks(self) -> dict[Literal["encoder", "decoder"], StackConfig]:
         """The stacks there are, by name, in the order data walks."""
         if self.encoder is not None and self.decoder is not None:

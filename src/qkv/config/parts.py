@@ -252,10 +252,11 @@ class MaskedLanguageModelHeadConfig(HeadConfig):
 
 
 class ClassifierHeadConfig(HeadConfig):
-    """One vector per sequence (`pooling`), through tanh(W h + b) when `pooler`, to `num_classes` scores."""
+    """One vector per sequence (`pooling`), through tanh(W h + b) when `pooler`, to `num_classes` scores (null: as many
+    as the objective has labels)."""
 
     kind: Literal["classifier"] = "classifier"
-    num_classes: int = Field(2, ge=2, le=MAX_VOCAB)
+    num_classes: int | None = Field(None, ge=2, le=MAX_VOCAB)
     pooling: Literal["first", "mean", "last"] = "first"
     pooler: bool = True
     dropout: Probability = 0.0

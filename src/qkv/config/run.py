@@ -5,14 +5,14 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from qkv.config.base import Kinds, Node, Part, contradiction
-from qkv.config.model import ModelConfig
-from qkv.config.parts import Probability, VocabSize
+from qkv.config.model import Family, ModelConfig
+from qkv.config.parts import ClassifierHeadConfig, Probability, VocabSize
 
 MAX_COUNT = 2**53
 """Every step, token and seed stays exact in a JSON reader, and in 64 bits."""
@@ -42,6 +42,10 @@ class TokenizerConfig(Node):
             raise contradiction(
                 "tokenizer.source", "tokenizer.path", "one or two tokenizers?", "source.path, target.path"
             )
+        for side in ("source", "target"):
+            inner: TokenizerConfig | None = getattr(self, side)
+            if inner is not None and inner.source is not None:
+                raise contradiction(f"tokenizer.{side}.source", f"tokenizer.{side}", "a side has one tokenizer", "one")
         if self.path and self.vocab_size:
             raise contradiction(
                 "tokenizer.path", "tokenizer.vocab_size", "a saved tokenizer has its own size", "one of them"
@@ -53,25 +57,115 @@ class TokenizerConfig(Node):
 
 
 class ObjectiveConfig(Part):
-    """What the model is trained to predict."""
+    """What the model is trained to predict. `families` can learn it, from data of one of `data_kinds`."""
+
+    families: ClassVar[tuple[Family, ...]] = ("decoder", "encoder", "encoder-decoder")
+    data_kinds: ClassVar[tuple[str, ...]] = ("text", "jsonl")
 
 
 class CausalObjectiveConfig(ObjectiveConfig):
     """Every next token."""
 
+    families: ClassVar[tuple[Family, ...]] = ("decoder",)
     kind: Literal["causal"] = "causal"
 
 
 class MaskedObjectiveConfig(ObjectiveConfig):
     """BERT: `rate` of the tokens are targets; of these 80 % become [MASK], 10 % a random token, 10 % stay."""
 
+    families: ClassVar[tuple[Family, ...]] = ("encoder",)
     kind: Literal["masked"] = "masked"
     rate: float = Field(0.15, gt=0, lt=1)
 
 
-Objective = Annotated[ObjectiveConfig, Kinds(CausalObjectiveConfig, MaskedObjectiveConfig)]
+class TranslateObjectiveConfig(ObjectiveConfig):
+    """Every next token of the target, given its source.
+
+    `measure` is what validation is judged by beside the loss, on translations of the first `measure_examples` sources
+    by greedy decoding; sources that repeat are one example with several right answers for exact-match.
+    """
+
+    families: ClassVar[tuple[Family, ...]] = ("encoder-decoder",)
+    data_kinds: ClassVar[tuple[str, ...]] = ("parallel",)
+    kind: Literal["translate"] = "translate"
+    measure: Literal["bleu", "chrf", "exact-match", "word-error-rate", "character-error-rate"] = "bleu"
+    measure_examples: Count = 500
+
+
+class DenoiseObjectiveConfig(ObjectiveConfig):
+    """BART's text infilling (arXiv 1910.13461, 2.2): spans, `rate` of the tokens in all and Poisson(`mean_span`) long
+    each, are replaced by one [MASK] each; the target is the whole text."""
+
+    families: ClassVar[tuple[Family, ...]] = ("encoder-decoder",)
+    kind: Literal["denoise"] = "denoise"
+    rate: float = Field(0.3, gt=0, lt=1)
+    mean_span: float = Field(3.0, gt=0, le=1000)
+
+
+class SpanObjectiveConfig(ObjectiveConfig):
+    """T5's span corruption (arXiv 1910.10683, 3.1.4): spans of `mean_span` tokens on average, `rate` of all tokens, are
+    replaced by one sentinel each; the target is each sentinel followed by what it stands for."""
+
+    families: ClassVar[tuple[Family, ...]] = ("encoder-decoder",)
+    kind: Literal["span"] = "span"
+    rate: float = Field(0.15, gt=0, lt=1)
+    mean_span: float = Field(3.0, ge=1, le=1000)
+
+
+class ClassifyObjectiveConfig(ObjectiveConfig):
+    """The label of a text. `labels` names the classes in the order of their numbers; null: those of the training data,
+    sorted. `measure` is what validation is judged by beside the loss."""
+
+    families: ClassVar[tuple[Family, ...]] = ("encoder", "decoder")
+    data_kinds: ClassVar[tuple[str, ...]] = ("labelled",)
+    kind: Literal["classify"] = "classify"
+    labels: tuple[str, ...] | None = Field(None, min_length=2)
+    measure: Literal["accuracy", "f1"] = "accuracy"
+
+    @field_validator("labels", mode="before")
+    @classmethod
+    def _spelled(cls, labels: Any) -> Any:
+        if isinstance(labels, list | tuple):  # labels such as 0 and 1 are numbers in YAML
+            return tuple(
+                str(label) if isinstance(label, int) and not isinstance(label, bool) else label for label in labels
+            )
+        return labels
+
+    @model_validator(mode="after")
+    def _each_once(self) -> Self:
+        if self.labels is not None and len(set(self.labels)) < len(self.labels):
+            raise PydanticCustomError("labels", "objective.labels names a class twice")
+        return self
+
+
+Objective = Annotated[
+    ObjectiveConfig,
+    Kinds(
+        CausalObjectiveConfig,
+        MaskedObjectiveConfig,
+        TranslateObjectiveConfig,
+        DenoiseObjectiveConfig,
+        SpanObjectiveConfig,
+        ClassifyObjectiveConfig,
+    ),
+]
 
 # --- data -------------------------------------------------------------------------------------------------------------
+
+Files = tuple[str, ...]
+Side = Literal["source", "target"]
+
+
+class SideFiles(Node):
+    """Files whose lines belong together: line n of the sources to line n of the targets."""
+
+    source: Files = Field(min_length=1)
+    target: Files = Field(min_length=1)
+
+    @field_validator("source", "target", mode="before")
+    @classmethod
+    def _one_file_is_a_list(cls, files: Any) -> Any:
+        return [files] if isinstance(files, str) else files
 
 
 class DataConfig(Part):
@@ -80,8 +174,8 @@ class DataConfig(Part):
     `bad_bytes`: what to do with bytes that are not UTF-8: stop with file and offset, replace by U+FFFD, or drop them.
     """
 
-    train: tuple[str, ...] = ()
-    validation: float | tuple[str, ...] = 0.02
+    train: Files | SideFiles = ()
+    validation: float | Files | SideFiles = 0.02
     bad_bytes: Literal["error", "replace", "drop"] = "error"
 
     @model_validator(mode="before")
@@ -92,6 +186,13 @@ class DataConfig(Part):
             for key in ("train", "validation"):
                 if isinstance(data.get(key), str):
                     data[key] = [data[key]]
+                if isinstance(data.get(key), Mapping) and cls is not ParallelDataConfig:
+                    raise contradiction(
+                        "data.kind",
+                        f"data.{key}",
+                        "only parallel data have a source and a target",
+                        "data.kind=parallel",
+                    )
         return data
 
     @model_validator(mode="after")
@@ -105,21 +206,54 @@ class DataConfig(Part):
         return self
 
 
-class TextDataConfig(DataConfig):
+class DocumentDataConfig(DataConfig):
+    """Data that are read as documents."""
+
+    train: Files = ()
+    validation: float | Files = 0.02
+
+
+class TextDataConfig(DocumentDataConfig):
     """Plain text: one document per file, per line, or per paragraph."""
 
     kind: Literal["text"] = "text"
     split: Literal["file", "lines", "blank-lines"] = "file"
 
 
-class JsonlDataConfig(DataConfig):
+class JsonlDataConfig(DocumentDataConfig):
     """One JSON object per line; its `key` is the document."""
 
     kind: Literal["jsonl"] = "jsonl"
     key: str = "text"
 
 
-Data = Annotated[DataConfig, Kinds(TextDataConfig, JsonlDataConfig)]
+class ParallelDataConfig(DataConfig):
+    """Pairs of a source and a target: two lists of files, line by line, or TSV (source, tab, target) and JSONL files,
+    whose keys are `source_key` and `target_key`. `reverse` exchanges the sides of every pair.
+
+    Pairs with an empty side, or one that the model's context does not hold, are left out, and their number is said.
+    """
+
+    kind: Literal["parallel"] = "parallel"
+    source_key: str = "source"
+    target_key: str = "target"
+    reverse: bool = False
+
+
+class LabelledDataConfig(DataConfig):
+    """Texts with a label: TSV or CSV files with a header, or JSONL; `text_key` and `label_key` name their columns.
+
+    A text longer than the model's context is cut, and the number of those is said.
+    """
+
+    train: Files = ()
+    validation: float | Files = 0.02
+    kind: Literal["labelled"] = "labelled"
+    text_key: str = "text"
+    label_key: str = "label"
+
+
+Data = Annotated[DataConfig, Kinds(TextDataConfig, JsonlDataConfig, ParallelDataConfig, LabelledDataConfig)]
 
 # --- training ---------------------------------------------------------------------------------------------------------
 
@@ -219,37 +353,95 @@ class TrainConfig(Node):
         return self
 
 
+_USUAL_DATA = {"translate": "parallel", "classify": "labelled"}
+
+
+def _usual_objective(model: Any) -> str:
+    """The objective of a model that names none: by its head where that classifies, else by its family."""
+    known = model if isinstance(model, Mapping) else vars(model) if isinstance(model, ModelConfig) else {}
+    head = known.get("head")
+    if (head.get("kind") if isinstance(head, Mapping) else getattr(head, "kind", None)) == "classifier":
+        return "classify"
+    family = known.get("family", "decoder")
+    return {"encoder": "masked", "encoder-decoder": "translate"}.get(family, "causal")
+
+
 class Config(Node):
     """The whole tree: everything that makes a run."""
 
     model: ModelConfig
     tokenizer: TokenizerConfig = TokenizerConfig()
-    objective: Objective | None = None
+    objective: Objective = CausalObjectiveConfig()
     data: Data = TextDataConfig()
     train: TrainConfig = TrainConfig()
 
     @model_validator(mode="before")
     @classmethod
-    def _objective_of_family(cls, data: Any) -> Any:
-        if isinstance(data, Mapping) and data.get("objective") is None:
-            model = data.get("model")
-            family: object = getattr(model, "family", "decoder")
-            if isinstance(model, Mapping):
-                family = model.get("family", "decoder")
-            if family in ("decoder", "encoder"):
-                return {**data, "objective": {"kind": "masked" if family == "encoder" else "causal"}}
+    def _usual_objective_and_data(cls, data: Any) -> Any:
+        """What is not said follows from what is: the objective from the family and the head, the data from it."""
+        if not isinstance(data, Mapping):
+            return data
+        data = dict(data)
+        if data.get("objective") is None:
+            data["objective"] = {"kind": _usual_objective(data.get("model"))}
+        objective = data["objective"]
+        kind = objective.get("kind") if isinstance(objective, Mapping) else getattr(objective, "kind", None)
+        files = data.get("data")
+        if kind in _USUAL_DATA and (files is None or (isinstance(files, Mapping) and files.get("kind") is None)):
+            data["data"] = {**(files or {}), "kind": _USUAL_DATA[kind]}
         return data
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
-        wanted = {"causal": "decoder", "masked": "encoder"}.get(self.objective.kind if self.objective else "")
-        if wanted and self.objective and self.model.family != wanted:
+        objective, family = self.objective, self.model.family
+        if family not in objective.families:
             raise contradiction(
                 "objective.kind",
                 "model.family",
-                f"{self.objective.kind} needs a model of family {wanted}",
-                f"objective.kind={'masked' if self.model.family == 'encoder' else 'causal'}",
+                f"{objective.kind} needs a model of family {' or '.join(objective.families)}",
+                f"objective.kind={_usual_objective(self.model)}",
             )
+        classifies = isinstance(objective, ClassifyObjectiveConfig)
+        head = self.model.head
+        if objective.module is None and classifies != isinstance(head, ClassifierHeadConfig):
+            raise contradiction(
+                "objective.kind",
+                "model.head.kind",
+                f"{objective.kind} does not train a head of kind {head.kind if head else None}",
+                "model.head.kind=classifier" if classifies else f"objective.kind={_usual_objective(self.model)}",
+            )
+        if isinstance(head, ClassifierHeadConfig) and family == "decoder" and head.pooling == "first":
+            raise contradiction(
+                "model.family",
+                "model.head.pooling",
+                "the first token of a decoder has seen nothing of the text",
+                "model.head.pooling=last",
+            )
+        if self.data.module is None and self.data.train and self.data.kind not in objective.data_kinds:
+            raise contradiction(
+                "objective.kind",
+                "data.kind",
+                f"{objective.kind} is not learnt from {self.data.kind} data",
+                f"data.kind={objective.data_kinds[0]}",
+            )
+        if self.tokenizer.source is not None and family != "encoder-decoder":
+            raise contradiction(
+                "tokenizer.source",
+                "model.family",
+                f"a model of family {family} reads one kind of text",
+                "one tokenizer, or model.family=encoder-decoder",
+            )
+        if self.tokenizer.source is not None and self.model.tie_embeddings in ("source-target", "all"):
+            raise contradiction(
+                "tokenizer.source",
+                "model.tie_embeddings",
+                "two vocabularies cannot share one embedding",
+                "model.tie_embeddings=head, or one tokenizer",
+            )
+        self._check_vocabulary()
+        return self
+
+    def _check_vocabulary(self) -> None:
         size, wished = self.model.vocab_size, self.tokenizer.vocab_size
         if size is not None and wished is not None and wished > size:
             raise contradiction(
@@ -258,7 +450,6 @@ class Config(Node):
                 f"ids up to {wished - 1} would not fit an embedding of {size} rows",
                 "model.vocab_size=null to take the tokenizer's",
             )
-        return self
 
     @classmethod
     def load(cls, path: str | Path, *overrides: str, allow: tuple[str, ...] | None = None) -> Config:

@@ -9,15 +9,16 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from qkv.data.documents import read_documents, read_pieces
-from qkv.data.prepare import Corpus, Prepared, prepare
+from qkv.data.prepare import Corpus, Labelled, Pairs, Prepared, prepare
 from qkv.tokenizer.text import normalize
 
 if TYPE_CHECKING:
-    from qkv.data.batches import Batch, BatchLoader, validation_batches
+    from qkv.data.batches import BatchLoader, validation_batches
     from qkv.data.describe import batch_json, describe_batch
+    from qkv.data.rows import Batch
 
 _WITH_TORCH = {
-    "Batch": "batches",
+    "Batch": "rows",
     "BatchLoader": "batches",
     "batch_json": "describe",
     "describe_batch": "describe",
@@ -28,6 +29,8 @@ __all__ = [
     "Batch",
     "BatchLoader",
     "Corpus",
+    "Labelled",
+    "Pairs",
     "Prepared",
     "batch_json",
     "describe_batch",

@@ -1,23 +1,17 @@
-"""Batches for a run: which rows a step takes, in which order, and where an interrupted run goes on.
-
-B rows, T slots of a row (`max_seq_len`).
-"""
+"""Batches for a run: which rows a step takes, in which order, and where an interrupted run goes on."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 
 from qkv.config.errors import ConfigError, QkvError
 from qkv.config.run import ObjectiveConfig
-from qkv.data.objectives import Objective, build_objective
-from qkv.data.prepare import Corpus
-from qkv.data.windows import Ints, Windows
-from qkv.nn import IGNORE
+from qkv.data.prepare import Dataset
+from qkv.data.rows import Batch, Rows, WindowRows, build_rows
+from qkv.data.windows import Ints
 
 if TYPE_CHECKING:
     from qkv.tokenizer.tokenizer import Tokenizer
@@ -25,51 +19,25 @@ if TYPE_CHECKING:
 _ORDER, _TRAINING, _VALIDATION = range(3)  # what a random stream is for
 
 
-@dataclass(frozen=True)
-class Batch:
-    """What one forward pass takes; all tensors are int64.
-
-    `inputs` [B, T]: ids. `labels` [B, T]: what the logits at the same slot should predict, -100 for nothing (they are
-    shifted already). `documents` [B, T]: the document of each slot, numbered from 0 in each row; padding counts as one
-    more. `positions` [B, T]: the place in that document, from 0. Both are None when every row is one document.
-    `lengths` [B]: tokens per row, padding being on the right; None when no row is padded. `target_count`: labels that
-    are not -100.
-    """
-
-    inputs: torch.Tensor
-    labels: torch.Tensor
-    documents: torch.Tensor | None
-    positions: torch.Tensor | None
-    lengths: torch.Tensor | None
-    target_count: int
-
-    def to(self, device: torch.device | str) -> Self:
-        """The same batch on another device."""
-        moved = {
-            name: tensor.to(device, non_blocking=True)
-            for name in ("inputs", "labels", "documents", "positions", "lengths")
-            if (tensor := getattr(self, name)) is not None
-        }
-        return replace(self, **moved)
-
-
 class BatchLoader:
     """An endless iterator of steps; a step is a list of micro-batches.
 
-    A step takes `batch_tokens // max_seq_len` rows, at least one. A full row has `max_seq_len` target tokens under the
-    causal objective; under the masked one all its tokens count here, chosen or not. A micro-batch takes
-    `micro_batch_tokens // max_seq_len` rows, at least one (None: the whole step at once).
+    Rows of one length (causal, masked): a step takes `batch_tokens // max_seq_len` of them, at least one, and may span
+    two epochs. A full row has `max_seq_len` target tokens under the causal objective; under the masked one all its
+    tokens count here, chosen or not. Rows of their own lengths: a step takes rows of similar length, as many as
+    `batch_tokens` target tokens hold, at least one; an epoch ends with a step. `micro_batch_tokens` bounds the
+    micro-batches of a step in the same way (None: the whole step at once).
 
-    Each epoch visits every row once, in an order that depends on (`seed`, epoch) alone; a step may span two epochs.
-    Of every step, rank r of `world_size` takes the r-th share, so that the rows of a step, and the state, do not depend
-    on the number of ranks. Nothing is drawn from a global generator.
+    Each epoch visits every row once, in an order that depends on (`seed`, epoch) alone. Of every step, rank r of
+    `world_size` takes the r-th share, so that the rows of a step, and the state, do not depend on the number of ranks.
+    Nothing is drawn from a global generator.
 
-    Raises QkvError when the corpus does not fill one row, ConfigError when the ranks cannot share a step evenly.
+    Raises QkvError when the data do not fill one row, ConfigError when the ranks cannot share a step evenly.
     """
 
     def __init__(
         self,
-        corpus: Corpus,
+        data: Dataset,
         objective: ObjectiveConfig,
         tokenizer: Tokenizer,
         *,
@@ -80,120 +48,186 @@ class BatchLoader:
         rank: int = 0,
         world_size: int = 1,
     ) -> None:
-        self._rows = _Rows(corpus, objective, tokenizer, max_seq_len)
-        if self._rows.windows.slots < max_seq_len:
-            documents, first = corpus.num_documents, self._rows.objective.lookahead
-            needed = max_seq_len + first * max(documents, 1)
-            spread = f" from {documents} documents" if documents > 1 else ""
-            raise QkvError(
-                f"{corpus.num_tokens} training tokens are too few: a window of {max_seq_len} takes {needed}{spread}",
-                where="data.train",
-                hint="more text, or a smaller model.max_seq_len",
-            )
-        self.rows_per_step = max(1, batch_tokens // max_seq_len)
-        if self.rows_per_step % world_size:
-            raise ConfigError(
-                f"a step of {self.rows_per_step} rows cannot be shared by {world_size} ranks",
-                where="train.batch_tokens",
-                hint=f"train.batch_tokens={-(-self.rows_per_step // world_size) * world_size * max_seq_len}",
-            )
-        self._share = self.rows_per_step // world_size
-        self._rank = rank
-        self._micro_rows = max(1, micro_batch_tokens // max_seq_len) if micro_batch_tokens else self._share
-        self._seed = seed
-        self._epoch = self._index = 0
-        self._order = self._new_order()
+        self._rows = build_rows(objective, data, tokenizer, max_seq_len)
+        self._order: _Even | _Bucketed
+        if isinstance(self._rows, WindowRows):
+            _check_windows(self._rows, data, max_seq_len)
+            self._order = _Even(self._rows.count, max_seq_len, batch_tokens, micro_batch_tokens, seed)
+            _check_shares(self._order.rows_per_step, world_size, max_seq_len)
+        else:
+            if not self._rows.count:
+                raise QkvError("the training data hold no text to learn from", where="data.train", hint="more text")
+            self._order = _Bucketed(self._rows, batch_tokens, micro_batch_tokens, seed)
+        self._seed, self._rank, self._world_size = seed, rank, world_size
 
     @property
     def rows_per_epoch(self) -> int:
-        return self._rows.windows.count
+        return self._rows.count
 
     def __iter__(self) -> Iterator[list[Batch]]:
         return self
 
     def __next__(self) -> list[Batch]:
-        rows, keys = self._take(self.rows_per_step)
-        first, last = self._rank * self._share, (self._rank + 1) * self._share
-        cuts = range(first, last, self._micro_rows)
-        stops = [min(cut + self._micro_rows, last) for cut in cuts]
-        return [self._rows.batch(rows[cut:stop], keys[cut:stop]) for cut, stop in zip(cuts, stops, strict=True)]
+        taken = self._order.take()
+        first, last = (len(taken) * rank // self._world_size for rank in (self._rank, self._rank + 1))
+        parts = self._order.divide(taken[first:last])
+        return [
+            self._rows.batch(
+                np.array([row for _, row in part], np.int64),
+                [(self._seed, _TRAINING, epoch, row) for epoch, row in part],
+            )
+            for part in parts
+        ]
 
     def state_dict(self) -> dict[str, int]:
-        """Where the next step begins: `epoch`, and `index` in its order of rows."""
-        return {"epoch": self._epoch, "index": self._index}
+        """Where the next step begins: `epoch`, and `index` in its order."""
+        return {"epoch": self._order.epoch, "index": self._order.index}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Go on where `state_dict` was taken. Raises QkvError for a place that this corpus does not have."""
+        """Go on where `state_dict` was taken. Raises QkvError for a place that this data set does not have."""
         epoch, index = state.get("epoch", -1), state.get("index", -1)
-        if epoch < 0 or not 0 <= index < self.rows_per_epoch:
+        if epoch < 0 or not self._order.go_to(epoch, index):
             raise QkvError(
-                f"the saved place in the data is {dict(state)}, an epoch has {self.rows_per_epoch} rows",
+                f"the saved place in the data is {dict(state)}, an epoch has {self._order.size}",
                 hint="resume with the data and the settings that the run began with",
             )
-        self._epoch, self._index = epoch, index
-        self._order = self._new_order()
 
-    def _take(self, count: int) -> tuple[Ints, list[tuple[int, ...]]]:
-        rows: list[int] = []
-        keys: list[tuple[int, ...]] = []
-        while len(rows) < count:
-            taken = self._order[self._index : self._index + count - len(rows)].tolist()
-            rows += taken
-            keys += [(self._seed, _TRAINING, self._epoch, row) for row in taken]
-            self._index += len(taken)
-            if self._index == self.rows_per_epoch:
-                self._epoch, self._index = self._epoch + 1, 0
-                self._order = self._new_order()
-        return np.array(rows, np.int64), keys
 
-    def _new_order(self) -> Ints:
-        return np.random.default_rng((self._seed, _ORDER, self._epoch)).permutation(self.rows_per_epoch)
+Taken = list[tuple[int, int]]
+"""(epoch, row) of the rows of a step."""
+
+
+class _Even:
+    """Rows of one length, in a new random order every epoch; `index` counts rows."""
+
+    def __init__(self, count: int, length: int, batch_tokens: int, micro_batch_tokens: int | None, seed: int) -> None:
+        self.count, self.seed = count, seed
+        self.rows_per_step = max(1, batch_tokens // length)
+        self._micro_rows = max(1, micro_batch_tokens // length) if micro_batch_tokens else self.rows_per_step
+        self.go_to(0, 0)
+
+    @property
+    def size(self) -> str:
+        return f"{self.count} rows"
+
+    def go_to(self, epoch: int, index: int) -> bool:
+        """Whether there is such a place; then it is where the next step begins."""
+        if not 0 <= index < self.count:
+            return False
+        self.epoch, self.index = epoch, index
+        self._order = np.random.default_rng((self.seed, _ORDER, epoch)).permutation(self.count)
+        return True
+
+    def take(self) -> Taken:
+        taken: Taken = []
+        while len(taken) < self.rows_per_step:
+            rows = self._order[self.index : self.index + self.rows_per_step - len(taken)].tolist()
+            taken += [(self.epoch, row) for row in rows]
+            self.index += len(rows)
+            if self.index == self.count:
+                self.go_to(self.epoch + 1, 0)
+        return taken
+
+    def divide(self, taken: Taken) -> list[Taken]:
+        return [taken[first : first + self._micro_rows] for first in range(0, len(taken), self._micro_rows)]
+
+
+class _Bucketed:
+    """Rows of their own lengths: sorted, cut into steps, and the steps in a new random order every epoch.
+
+    Rows of equal width are in a random order, so that the steps differ between epochs. `index` counts steps.
+    """
+
+    def __init__(self, rows: Rows, batch_tokens: int, micro_batch_tokens: int | None, seed: int) -> None:
+        self._rows, self.seed = rows, seed
+        self._batch_tokens, self._micro_batch_tokens = batch_tokens, micro_batch_tokens
+        self.go_to(0, 0)
+
+    @property
+    def size(self) -> str:
+        return f"{len(self._steps)} steps"
+
+    def go_to(self, epoch: int, index: int) -> bool:
+        """Whether there is such a place; then it is where the next step begins."""
+        rng = np.random.default_rng((self.seed, _ORDER, epoch))
+        order = rng.permutation(self._rows.count)
+        order = order[np.argsort(self._rows.widths_N[order], kind="stable")]
+        steps = cut_by_cost(order, self._rows.costs_N, self._batch_tokens)
+        if not 0 <= index < len(steps):
+            return False
+        self.epoch, self.index = epoch, index
+        self._steps = [steps[number] for number in rng.permutation(len(steps))]
+        return True
+
+    def take(self) -> Taken:
+        taken = [(self.epoch, row) for row in self._steps[self.index].tolist()]
+        self.index += 1
+        if self.index == len(self._steps):
+            self.go_to(self.epoch + 1, 0)
+        return taken
+
+    def divide(self, taken: Taken) -> list[Taken]:
+        if self._micro_batch_tokens is None or not taken:
+            return [taken] if taken else []
+        (epoch, _), rows = taken[0], np.array([row for _, row in taken], np.int64)
+        parts = cut_by_cost(rows, self._rows.costs_N, self._micro_batch_tokens)
+        return [[(epoch, row) for row in part.tolist()] for part in parts]
+
+
+def cut_by_cost(rows: Ints, costs_N: Ints, most: int) -> list[Ints]:
+    """Stretches of `rows`, each as long as its costs add up to at most `most`, and at least one row long."""
+    parts, first, total = [], 0, 0
+    for place, cost in enumerate(costs_N[rows].tolist()):
+        if total + cost > most and place > first:
+            parts.append(rows[first:place])
+            first, total = place, 0
+        total += cost
+    return [*parts, rows[first:]] if len(rows) else []
+
+
+def _check_windows(rows: WindowRows, data: Dataset, max_seq_len: int) -> None:
+    if rows.windows.slots >= max_seq_len:
+        return
+    documents = data.num_documents
+    needed = max_seq_len + rows.objective.lookahead * max(documents, 1)
+    spread = f" from {documents} documents" if documents > 1 else ""
+    raise QkvError(
+        f"{data.num_tokens} training tokens are too few: a window of {max_seq_len} takes {needed}{spread}",
+        where="data.train",
+        hint="more text, or a smaller model.max_seq_len",
+    )
+
+
+def _check_shares(rows: int, world_size: int, max_seq_len: int) -> None:
+    if rows % world_size:
+        raise ConfigError(
+            f"a step of {rows} rows cannot be shared by {world_size} ranks",
+            where="train.batch_tokens",
+            hint=f"train.batch_tokens={-(-rows // world_size) * world_size * max_seq_len}",
+        )
 
 
 def validation_batches(
-    corpus: Corpus, objective: ObjectiveConfig, tokenizer: Tokenizer, *, max_seq_len: int, batch_tokens: int
+    data: Dataset, objective: ObjectiveConfig, tokenizer: Tokenizer, *, max_seq_len: int, batch_tokens: int
 ) -> Iterator[Batch]:
-    """The whole corpus once, in its order, in batches of `batch_tokens // max_seq_len` rows (at least one).
+    """The whole data set once, in batches as training takes them: of `batch_tokens // max_seq_len` rows (at least one)
+    in their order, or of rows of similar length.
 
     Causal: every token is a target exactly once, except the first of each document. Masked: every token is an input
-    exactly once, and the masks are the same in every call and for every seed of a run.
+    exactly once. What is random about a row is the same in every call and for every seed of a run.
 
     Raises QkvError at once when there is no target at all.
     """
-    rows = _Rows(corpus, objective, tokenizer, max_seq_len)
-    if rows.windows.slots == 0:
+    rows = build_rows(objective, data, tokenizer, max_seq_len)
+    if rows.count == 0:
         raise QkvError(
-            f"{corpus.num_tokens} tokens held out for validation hold no target, at least 2 are needed",
+            f"{data.num_tokens} tokens held out for validation hold no target, at least 2 are needed",
             where="data.validation",
             hint="a larger fraction, files, or 0 for no validation",
         )
-    size = max(1, batch_tokens // max_seq_len)
-    chunks = (np.arange(first, min(first + size, rows.windows.count)) for first in range(0, rows.windows.count, size))
-    return (rows.batch(chunk, [(_VALIDATION, row) for row in chunk.tolist()]) for chunk in chunks)
-
-
-class _Rows:
-    """Rows of a corpus as batches."""
-
-    def __init__(self, corpus: Corpus, objective: ObjectiveConfig, tokenizer: Tokenizer, max_seq_len: int) -> None:
-        self.objective: Objective = build_objective(objective, tokenizer)
-        self.windows = Windows(corpus, max_seq_len, self.objective.lookahead)
-        self.padding_id = 0 if tokenizer.pad_id is None else tokenizer.pad_id
-
-    def batch(self, rows_B: Ints, keys_B: list[tuple[int, ...]]) -> Batch:
-        window = self.windows[rows_B]
-        inputs_BT, labels_BT = self.objective.targets(window, keys_B)
-        lengths_B = None
-        if not window.real_BT.all():
-            inputs_BT = np.where(window.real_BT, inputs_BT, self.padding_id)
-            labels_BT = np.where(window.real_BT, labels_BT, IGNORE)
-            lengths_B = torch.from_numpy(window.real_BT.sum(axis=1))
-        packed = bool((window.documents_BT * window.real_BT).any())
-        return Batch(
-            inputs=torch.from_numpy(inputs_BT),
-            labels=torch.from_numpy(labels_BT),
-            documents=torch.from_numpy(window.documents_BT) if packed else None,
-            positions=torch.from_numpy(window.positions_BT) if packed else None,
-            lengths=lengths_B,
-            target_count=int((labels_BT != IGNORE).sum()),
-        )
+    if isinstance(rows, WindowRows):
+        size = max(1, batch_tokens // max_seq_len)
+        parts = [np.arange(first, min(first + size, rows.count)) for first in range(0, rows.count, size)]
+    else:
+        parts = cut_by_cost(np.argsort(rows.widths_N, kind="stable"), rows.costs_N, batch_tokens)
+    return (rows.batch(part, [(_VALIDATION, row) for row in part.tolist()]) for part in parts)

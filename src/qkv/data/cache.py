@@ -18,7 +18,7 @@ import shutil
 import tempfile
 import time
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,8 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qkv.config.errors import QkvError
-from qkv.config.run import DataConfig
-from qkv.data.documents import Piece, read_pieces
+from qkv.data.documents import Piece
 from qkv.data.split import ContentHash
 from qkv.tokenizer.text import existing_file, open_file
 
@@ -69,18 +68,22 @@ class TokenFiles:
         return _map(self.folder / "hashes.bin", "uint64")
 
 
-def tokenise(files: Sequence[str], data: DataConfig, tokenizer: Tokenizer, cache_dir: Path) -> TokenFiles:
-    """The ids of `files`, from the cache when it holds exactly these, else tokenised now.
+def tokenise(
+    files: Sequence[str], pieces: Iterable[Piece], options: Mapping[str, Any], tokenizer: Tokenizer, cache_dir: Path
+) -> TokenFiles:
+    """The ids of `pieces`, which are read from `files`: from the cache when it holds exactly these, else tokenised now.
+
+    options: all that decides which pieces the same files become (plain JSON).
 
     A document is [begin] ids [end]: begin is BOS or else CLS, end is EOS or else SEP, each absent when the tokenizer
     has neither. Ids are 16 bits wide up to a vocabulary of 65,536 and 32 bits above.
 
     A source file counts as unchanged when size and modification time are, or else its SHA-256.
 
-    Raises what `read_pieces` raises, and QkvError for a full disk, an id outside the vocabulary, or a file that
+    Raises what reading `pieces` raises, and QkvError for a full disk, an id outside the vocabulary, or a file that
     changes while it is read.
     """
-    request = _request(data, tokenizer)
+    request = _request(options, tokenizer)
     paths = [str(Path(file).absolute()) for file in files]
     key = hashlib.sha256(json.dumps([request, paths]).encode()).hexdigest()[:16]
     folder = cache_dir / key
@@ -94,7 +97,7 @@ def tokenise(files: Sequence[str], data: DataConfig, tokenizer: Tokenizer, cache
     _check_space(cache_dir, files, np.dtype(request["dtype"]).itemsize)
     partial = Path(tempfile.mkdtemp(prefix=f".{key}-", suffix=".partial", dir=cache_dir))
     try:
-        counts = _write_ids(partial, read_pieces(files, data), tokenizer, request)
+        counts = _write_ids(partial, pieces, tokenizer, request)
         if changed := [file for file, stat in zip(files, before, strict=True) if _stat(file) != stat]:
             raise QkvError("the file changed while it was being read", where=changed[0], hint="run it again")
         manifest = {**request, **counts, "files": sources}
@@ -109,11 +112,11 @@ def tokenise(files: Sequence[str], data: DataConfig, tokenizer: Tokenizer, cache
     return TokenFiles(folder, manifest, reused=False)
 
 
-def _request(data: DataConfig, tokenizer: Tokenizer) -> dict[str, Any]:
+def _request(options: Mapping[str, Any], tokenizer: Tokenizer) -> dict[str, Any]:
     """All that decides which ids the same bytes become."""
     return {
         "format_version": FORMAT_VERSION,
-        "options": data.model_dump(mode="json", exclude={"train", "validation"}),
+        "options": dict(options),
         "tokenizer": tokenizer.fingerprint,
         "vocab_size": tokenizer.vocab_size,
         "begin_id": tokenizer.cls_id if tokenizer.bos_id is None else tokenizer.bos_id,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from qkv.config.run import MaskedObjectiveConfig, ObjectiveConfig
-from qkv.data.batches import Batch
+from qkv.data.rows import Batch
 from qkv.nn import IGNORE
 
 if TYPE_CHECKING:
@@ -57,9 +57,9 @@ def describe_batch(batch: Batch, tokenizer: Tokenizer, objective: ObjectiveConfi
             row.append(
                 Slot(
                     slot=slot,
-                    token=_spelling(token_id, tokenizer),
+                    token=spelling(token_id, tokenizer),
                     token_id=token_id,
-                    label=None if label_id == IGNORE else _spelling(label_id, tokenizer),
+                    label=None if label_id == IGNORE else spelling(label_id, tokenizer),
                     label_id=label_id,
                     document=number if real else None,
                     position=positions[slot] if real else None,
@@ -70,7 +70,7 @@ def describe_batch(batch: Batch, tokenizer: Tokenizer, objective: ObjectiveConfi
     return table
 
 
-def _spelling(token_id: int, tokenizer: Tokenizer) -> str:
+def spelling(token_id: int, tokenizer: Tokenizer) -> str:
     """The text of one token; bytes that are no whole character show as `\\x..`."""
     if token_id in tokenizer.special_ids:
         return tokenizer.id_to_token(token_id)

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from functools import singledispatch
 from pathlib import Path
 from typing import NamedTuple
 
 from qkv.config.errors import ConfigError, QkvError, nearest
 from qkv.config.run import DataConfig, JsonlDataConfig, TextDataConfig
-from qkv.tokenizer.text import chunks, normalize, read_blocks
+from qkv.tokenizer.text import BadBytes, chunks, normalize, read_blocks
 
 PIECE_CHARACTERS = 1 << 18
 """The longest stretch of text that is tokenised at once."""
@@ -73,15 +73,23 @@ def _(data: TextDataConfig, path: Path) -> Iterator[Piece]:
 
 @split_file.register
 def _(data: JsonlDataConfig, path: Path) -> Iterator[Piece]:
-    number, parts = 1, []
-    for text, line_ends in _lines(read_blocks(path, data.bad_bytes, option=_BAD_BYTES)):
+    for number, line in enumerate(lines_of(path, data.bad_bytes), 1):
+        if line.strip():
+            where = f"{path}:{number}"
+            text = json_record(line, {"data.key": data.key}, where)[data.key]
+            if not isinstance(text, str):
+                raise QkvError(f"`{data.key}` is not a string but {type(text).__name__}", where=where)
+            yield Piece(normalize(valid_text(text, data.key, data.bad_bytes, where)), True)
+
+
+def lines_of(path: Path, bad_bytes: BadBytes) -> Iterator[str]:
+    """The lines of a file, blank ones included, without their "\\n"."""
+    parts = []
+    for text, line_ends in _lines(read_blocks(path, bad_bytes, option=_BAD_BYTES)):
         parts.append(text)
         if line_ends:
-            line = "".join(parts)
+            yield "".join(parts)
             parts.clear()
-            if line.strip():
-                yield Piece(_json_text(line, data, f"{path}:{number}"), True)
-            number += 1
 
 
 def _lines(blocks: Iterable[str]) -> Iterator[Piece]:
@@ -137,26 +145,29 @@ def _document(piece: Piece, following: Iterator[Piece]) -> Iterator[str]:
         yield piece.text
 
 
-def _json_text(line: str, data: JsonlDataConfig, where: str) -> str:
+def json_record(line: str, keys: Mapping[str, str], where: str) -> dict[str, object]:
+    """The JSON object on a line. Raises QkvError unless it has all of `keys`: the option that names it -> the key."""
     try:
         record = json.loads(line)
     except (ValueError, RecursionError) as error:
         reason = f": {error.msg}, column {error.colno}" if isinstance(error, json.JSONDecodeError) else ""
         raise QkvError(f"the line is not JSON{reason}", where=where, hint="one JSON object per line") from error
     if not isinstance(record, dict):
-        raise QkvError(
-            f"expected a JSON object, got {type(record).__name__}", where=where, hint=f'{{"{data.key}": "..."}}'
-        )
-    if data.key not in record:
-        guess = nearest(data.key, record) or next(iter(record), None)
-        hint = f"data.key={guess}" if guess else None
-        raise QkvError(f"the object has no key `{data.key}`", where=where, hint=hint)
-    text = record[data.key]
-    if not isinstance(text, str):
-        raise QkvError(f"`{data.key}` is not a string but {type(text).__name__}", where=where)
-    if _SURROGATE.search(text):  # half of an escaped pair: no UTF-8 for it
-        if data.bad_bytes == "error":
-            hint = f"{_BAD_BYTES}=replace or {_BAD_BYTES}=drop"
-            raise QkvError(f"`{data.key}` holds half of a surrogate pair", where=where, hint=hint)
-        text = _SURROGATE.sub("\ufffd" if data.bad_bytes == "replace" else "", text)
-    return normalize(text)
+        example = ", ".join(f'"{key}": "..."' for key in keys.values())
+        raise QkvError(f"expected a JSON object, got {type(record).__name__}", where=where, hint=f"{{{example}}}")
+    for option, key in keys.items():
+        if key not in record:
+            guess = nearest(key, record) or next(iter(record), None)
+            hint = f"{option}={guess}" if guess else None
+            raise QkvError(f"the object has no key `{key}`", where=where, hint=hint)
+    return record
+
+
+def valid_text(text: str, key: str, bad_bytes: BadBytes, where: str) -> str:
+    """`text` by the rule for bad bytes: half of an escaped surrogate pair has no UTF-8."""
+    if not _SURROGATE.search(text):
+        return text
+    if bad_bytes == "error":
+        hint = f"{_BAD_BYTES}=replace or {_BAD_BYTES}=drop"
+        raise QkvError(f"`{key}` holds half of a surrogate pair", where=where, hint=hint)
+    return _SURROGATE.sub("\ufffd" if bad_bytes == "replace" else "", text)

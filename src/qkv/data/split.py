@@ -37,13 +37,19 @@ def hold_out(
     """
     if len(starts_D) < 2:
         return hold_out_ends(starts_D, ends_D, fraction)
+    held_D = held_out(hashes_D, fraction, seed)
+    return (starts_D[~held_D], ends_D[~held_D]), (starts_D[held_D], ends_D[held_D])
+
+
+def held_out(hashes_D: NDArray[np.uint64], fraction: float, seed: int) -> NDArray[np.bool_]:
+    """Which of D documents are held out [D]: each with probability `fraction`, but of two that differ one at least."""
     scores_D = _scores(hashes_D, seed)
     held_D = scores_D < np.uint64(fraction * 2**64)
-    if not held_D.any():
+    if not held_D.any() and len(held_D):
         held_D = scores_D == scores_D.min()
-    if held_D.all():
+    if held_D.all() and len(held_D):
         held_D = scores_D < scores_D.max()
-    return (starts_D[~held_D], ends_D[~held_D]), (starts_D[held_D], ends_D[held_D])
+    return held_D
 
 
 def hold_out_ends(starts_D: NDArray[np.int64], ends_D: NDArray[np.int64], fraction: float) -> tuple[Spans, Spans]:

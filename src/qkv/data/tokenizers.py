@@ -13,66 +13,105 @@ import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 from qkv.config.errors import ConfigError, QkvError
-from qkv.config.run import Config, DataConfig
-from qkv.data.documents import read_pieces
+from qkv.config.run import (
+    Config,
+    DataConfig,
+    LabelledDataConfig,
+    ParallelDataConfig,
+    Side,
+    SpanObjectiveConfig,
+)
+from qkv.data.documents import Piece, read_pieces
+from qkv.data.records import files_of, read_side, read_texts
 from qkv.tokenizer.text import open_file
 from qkv.tokenizer.tokenizer import Tokenizer
 
 FORMAT_VERSION = 1
 
+SENTINELS = 100
+"""As many as T5 has: <extra_id_0> to <extra_id_99>."""
+
 
 @dataclass(frozen=True)
 class _TrainingTexts:
-    """What the model will see, read as often as wanted: some kinds learn in two passes, and none holds the corpus."""
+    """What the model will see, read as often as wanted: some kinds learn in two passes, and none holds the corpus.
+
+    side: of parallel data only this one; None: both.
+    """
 
     data: DataConfig
+    side: Side | None
 
     def __iter__(self) -> Iterator[str]:
-        return (piece.text for piece in read_pieces(self.data.train, self.data))
+        return (piece.text for piece in self._pieces() if piece.text)
+
+    def _pieces(self) -> Iterator[Piece]:
+        match self.data:
+            case ParallelDataConfig():
+                sides: tuple[Side, ...] = ("source", "target") if self.side is None else (self.side,)
+                return chain.from_iterable(read_side(self.data, "train", side) for side in sides)
+            case LabelledDataConfig():
+                return read_texts(self.data, "train")
+        return read_pieces(files_of(self.data, "train"), self.data)
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        return files_of(self.data, "train", self.side)
 
 
-def tokenizer_for(config: Config, cache_dir: str | Path) -> Tokenizer:
+def tokenizer_for(config: Config, cache_dir: str | Path, side: Side | None = None) -> Tokenizer:
     """The tokenizer at `tokenizer.path`, or one of `tokenizer.kind` trained on the files of `data.train`.
 
-    Without `tokenizer.vocab_size` a trained one fills `model.vocab_size`, where that is given. It learns from the very
-    pieces that training tokenises (`read_pieces`), documents that are held out for validation by a fraction included.
-    Bytes need no training.
+    side: which of the two, where `tokenizer` has a `source` and a `target`; None is the target's. One tokenizer for
+    both sides of parallel data learns from both.
+
+    Without `tokenizer.vocab_size` a trained one fills the model's vocabulary, where that is given. It learns from the
+    very pieces that training tokenises (`read_pieces`), documents that are held out for validation by a fraction
+    included. For the objective `span` it also gets sentinels. Bytes need no training.
 
     Raises ConfigError when there is nothing to train on, and what `Tokenizer.load`, `Tokenizer.train` and `read_pieces`
     raise.
     """
-    wanted = config.tokenizer
-    if wanted.source is not None:
-        raise ConfigError("one tokenizer per side needs parallel data", where="tokenizer.source")
+    wanted, texts, vocab_size = config.tokenizer, _TrainingTexts(config.data, None), config.model.vocab_size
+    if wanted.source is not None and wanted.target is not None:
+        side = side or "target"
+        wanted = wanted.source if side == "source" else wanted.target
+        texts = _TrainingTexts(config.data, side)
+        stack = config.model.encoder if side == "source" else config.model.decoder
+        vocab_size = stack.vocab_size if stack is not None else None
     if wanted.path is not None:
         return Tokenizer.load(wanted.path)
-    if wanted.kind == "byte":
+    sentinels = SENTINELS if isinstance(config.objective, SpanObjectiveConfig) else 0
+    if wanted.kind == "byte" and not sentinels:
         return Tokenizer.train([], kind="byte", vocab_size=wanted.vocab_size)
-    if not config.data.train:
+    if not texts.files:
         raise ConfigError(
             "there is no text to train a tokenizer on",
             where="data.train",
             hint="data.train=[corpus.txt], or tokenizer.path=FOLDER for a tokenizer that is there",
         )
-    vocab_size = wanted.vocab_size or config.model.vocab_size
-    folder = Path(cache_dir) / "tokenizers" / _key(config.data, wanted.kind, vocab_size)
+    vocab_size = wanted.vocab_size or vocab_size
+    folder = Path(cache_dir) / "tokenizers" / _key(texts, wanted.kind, vocab_size, sentinels)
     if folder.is_dir():
         try:
             return Tokenizer.load(folder)
         except QkvError:  # damaged: made anew
             shutil.rmtree(folder, ignore_errors=True)
-    tokenizer = Tokenizer.train(_TrainingTexts(config.data), kind=wanted.kind, vocab_size=vocab_size)
+    tokenizer = Tokenizer.train(texts, kind=wanted.kind, vocab_size=vocab_size, sentinels=sentinels)
     _keep(tokenizer, folder)
     return tokenizer
 
 
-def _key(data: DataConfig, kind: str, vocab_size: int | None) -> str:
+def _key(texts: _TrainingTexts, kind: str, vocab_size: int | None, sentinels: int) -> str:
     """A hash of all that decides which vocabulary is learned."""
-    options = data.model_dump(mode="json", exclude={"train", "validation"})
-    known = [FORMAT_VERSION, kind, vocab_size, options, _digests(data.train)]
+    options = texts.data.model_dump(mode="json", exclude={"train", "validation"})
+    known = [FORMAT_VERSION, kind, vocab_size, options, _digests(texts.files)]
+    if texts.side or sentinels:
+        known += [texts.side, sentinels]
     return hashlib.sha256(json.dumps(known).encode()).hexdigest()[:16]
 
 

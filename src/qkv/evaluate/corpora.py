@@ -11,7 +11,7 @@ import numpy as np
 from qkv.config.errors import QkvError, UsageError
 from qkv.config.run import Config, DataConfig, JsonlDataConfig, TextDataConfig
 from qkv.data.documents import read_pieces
-from qkv.data.prepare import Corpus, prepare
+from qkv.data.prepare import Corpus, Dataset, prepare
 
 if TYPE_CHECKING:
     from qkv.tokenizer.tokenizer import Tokenizer
@@ -61,9 +61,10 @@ def validation_corpus(config: Config, tokenizer: Tokenizer, cache_dir: str | Pat
     data = config.data
     if data.validation and not isinstance(data.validation, float):
         alone = data.model_copy(update={"train": data.validation, "validation": 0.0})
-        return prepare(config.model_copy(update={"data": alone}), tokenizer, cache_dir).train
-    if not data.validation or not data.train:
+        corpus: Dataset | None = prepare(config.model_copy(update={"data": alone}), tokenizer, cache_dir).train
+    elif not data.validation or not data.train:
         raise UsageError("the model's configuration names no validation data", hint="--data FILE")
-    corpus = prepare(config, tokenizer, cache_dir).validation
-    assert corpus is not None  # the fraction is not 0
+    else:
+        corpus = prepare(config, tokenizer, cache_dir).validation
+    assert isinstance(corpus, Corpus)  # the fraction is not 0, and the model reads plain text
     return corpus

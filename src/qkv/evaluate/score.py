@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional as F
 
 from qkv.config.errors import QkvError, UsageError
-from qkv.data.batches import Batch
+from qkv.data.rows import Batch
 from qkv.nn import IGNORE, Transformer
 
 
@@ -53,7 +53,7 @@ def score_batches(network: Transformer, batches: Iterable[Batch]) -> Tally:
 
 
 def _score(network: Transformer, batch: Batch, tally: Tally) -> None:
-    logits_BTV = network(batch.inputs, documents=batch.documents, positions=batch.positions, lengths=batch.lengths)
+    logits_BTV = network(batch.inputs, **batch.arguments)
     for logits_TV, labels_T in zip(logits_BTV, batch.labels, strict=True):
         chosen_T = labels_T != IGNORE
         logits_NV, labels_N = logits_TV[chosen_T].float(), labels_T[chosen_T]

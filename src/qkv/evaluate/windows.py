@@ -15,8 +15,8 @@ from collections.abc import Collection, Iterator
 import numpy as np
 import torch
 
-from qkv.data.batches import Batch
 from qkv.data.prepare import Corpus
+from qkv.data.rows import Batch
 from qkv.data.windows import Ints, Windows
 from qkv.nn import IGNORE
 

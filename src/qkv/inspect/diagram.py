@@ -74,7 +74,7 @@ def _tower(config: ModelConfig, network: Transformer, name: str, counted: set[in
     shape = {
         "language-model": f"logits [B, T, {stack.vocab_size}]",
         "masked-language-model": f"logits [B, T, {stack.vocab_size}]",
-        "classifier": f"scores [B, {getattr(config.head, 'num_classes', 0)}]",
+        "classifier": f"scores [B, {getattr(config.head, 'num_classes', None) or 'C'}]",
     }.get(config.head.kind, f"hidden vectors [B, T, {stack.d_model}]")
     return [*lines, "  │", shape]
 

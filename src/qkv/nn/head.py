@@ -78,6 +78,7 @@ class ClassifierHead(Head):
         self.pooling = config.pooling
         self.pooler: nn.Module = Pooler(dims.d_model) if config.pooler else nn.Identity()
         self.dropout = nn.Dropout(config.dropout)
+        assert config.num_classes is not None
         self.output = nn.Linear(dims.d_model, config.num_classes)
 
     def forward(self, h_BTM: Tensor, lengths_B: Tensor | None = None) -> Tensor:

@@ -63,13 +63,15 @@ class Tokenizer:
         kind: str = "bpe",
         vocab_size: int | None = None,
         special: Mapping[str, str] | None = None,
+        sentinels: int = 0,
         bad_bytes: BadBytes = "error",
     ) -> Tokenizer:
         """Learn a vocabulary of at most `vocab_size` ids (special tokens included) from texts and files.
 
         A `str` is a text; a `Path` is a file, streamed by the rule of `qkv.tokenizer.text`. `kind` is bpe, unigram,
         wordpiece, word, char or byte; without `vocab_size`, char keeps every character and the others have 4,096 ids.
-        `special` maps roles to tokens (default: `training.DEFAULT_SPECIAL`). The same text gives the same tokenizer.
+        `special` maps roles to tokens (default: `training.DEFAULT_SPECIAL`); `sentinels`: so many more special tokens,
+        for T5's spans. The same text gives the same tokenizer.
         Raises UsageError, NotFoundError, and QkvError with file and byte for text that is not UTF-8.
         """
         if special is not None and not (
@@ -79,7 +81,7 @@ class Tokenizer:
         roles = dict(training.DEFAULT_SPECIAL if special is None else special)
         if unknown := roles.keys() - set(files.ROLES):
             raise UsageError(f"special tokens have no role {sorted(unknown)[0]!r}", hint=", ".join(files.ROLES))
-        backend = training.train(Corpus(source, bad_bytes), kind, vocab_size, roles)
+        backend = training.train(Corpus(source, bad_bytes), kind, vocab_size, roles, sentinels)
         roles = {role: token for role, token in roles.items() if backend.token_to_id(token) is not None}
         return cls(backend.to_str(), kind=kind, roles=roles)
 
@@ -108,6 +110,13 @@ class Tokenizer:
     def vocab_size(self) -> int:
         """The largest id + 1: the rows an embedding needs."""
         return max(self._tokens) + 1
+
+    @cached_property
+    def sentinel_ids(self) -> tuple[int, ...]:
+        """What stands for spans that are left out, <extra_id_0> first; none unless the tokenizer has such tokens."""
+        ids = {token: token_id for token_id, token in self._tokens.items() if token_id in self.special_ids}
+        spelled = (training.SENTINEL.format(number) for number in range(len(ids)))
+        return tuple(ids[token] for token in spelled if token in ids)
 
     @cached_property
     def fingerprint(self) -> str:

@@ -67,8 +67,16 @@ class _Task:
         return learned
 
 
-def train(corpus: Corpus, kind: str, vocab_size: int | None, roles: Mapping[str, str]) -> tokenizers.Tokenizer:
+SENTINEL = "<extra_id_{}>"
+"""What stands for a span that is left out, numbered from 0: T5's spelling."""
+
+
+def train(
+    corpus: Corpus, kind: str, vocab_size: int | None, roles: Mapping[str, str], sentinels: int = 0
+) -> tokenizers.Tokenizer:
     """A trained tokenizer of at most `vocab_size` ids, special tokens included (None: a default, or all characters).
+
+    sentinels: so many special tokens without a role, after the others.
 
     Raises UsageError for an unknown kind, a vocabulary too small for its kind, unusable special tokens, and no text.
     """
@@ -78,7 +86,7 @@ def train(corpus: Corpus, kind: str, vocab_size: int | None, roles: Mapping[str,
         roles = {role: token for role, token in roles.items() if role != "unk"}  # bytes miss nothing
     elif "unk" not in roles:
         raise UsageError(f"a {kind} tokenizer needs a special token for what it does not know", hint="the role unk")
-    special = list(dict.fromkeys(roles.values()))
+    special = [*dict.fromkeys(roles.values()), *map(SENTINEL.format, range(sentinels))]
     cut = splitter(kind, special)
     _check_special(kind, special, cut)
     smallest = len(special) + (256 if kind in _BYTE_KINDS else 1)

@@ -11,7 +11,7 @@ import math
 import shlex
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +21,14 @@ from torch import nn
 from qkv.checkpoint.store import find_checkpoint, load_checkpoint, read_tensors, save_checkpoint
 from qkv.config.errors import ConfigError, ConflictError, QkvError, UsageError
 from qkv.config.load import load_config
+from qkv.config.parts import ClassifierHeadConfig
 from qkv.config.paths import cache_folder
-from qkv.config.run import Config
-from qkv.data.batches import Batch, BatchLoader, validation_batches
+from qkv.config.run import ClassifyObjectiveConfig, Config
+from qkv.data.batches import BatchLoader, validation_batches
 from qkv.data.prepare import Prepared, prepare
+from qkv.data.rows import Batch
 from qkv.data.tokenizers import tokenizer_for
+from qkv.evaluate.tasks import Measure, measure
 from qkv.nn.transformer import Output, Transformer
 from qkv.tokenizer.tokenizer import Tokenizer
 from qkv.train.compute import Compute, choose_compute, compile_blocks
@@ -69,21 +72,17 @@ def fit(
 
     Raises QkvError for what cannot be trained; Interrupted after Ctrl-C, when everything has been saved.
     """
-    if config.objective is None:
-        raise UsageError(
-            f"there is no objective yet for a model of family {config.model.family}",
-            hint="a decoder or an encoder: `qkv presets`",
-        )
     place = Path(run_dir) if run_dir else None
     if place is not None:
         require_unused(place)
     tokenizer = tokenizer_for(config, cache_folder())
-    config = _sized(config, tokenizer)
-    prepared = prepare(config, tokenizer, cache_folder() / "data")
+    source_tokenizer = tokenizer_for(config, cache_folder(), "source") if config.tokenizer.source else None
+    prepared = prepare(config, tokenizer, cache_folder() / "data", source_tokenizer=source_tokenizer)
+    config = _sized(config, tokenizer, source_tokenizer, prepared.labels)
     generator = torch.Generator().manual_seed(config.train.seed)
     network = Transformer(config.model, generator=generator)
     compute = choose_compute(config.train, network)
-    trainer = Trainer(config, network, tokenizer, prepared, compute, listener)
+    trainer = Trainer(config, network, tokenizer, prepared, compute, listener, source_tokenizer)
     run = RunFolder.create(config, name, place, space=trainer.space)
     return trainer.run_in(run)
 
@@ -120,7 +119,7 @@ def resume(
         config = load_config(folder / "config.yaml", [f"train.steps={steps}"], allow)
     if loaded.tokenizer is None:
         raise QkvError("the checkpoint has no tokenizer", where=str(folder))
-    prepared = prepare(config, loaded.tokenizer, cache_folder() / "data")
+    prepared = prepare(config, loaded.tokenizer, cache_folder() / "data", source_tokenizer=loaded.source_tokenizer)
     told = loaded.state.get("data")
     if told != prepared.fingerprint:
         raise QkvError(
@@ -129,7 +128,7 @@ def resume(
             hint="the same files, or a new run that starts from this model",
         )
     compute = choose_compute(config.train, loaded.network, compiled=bool(loaded.state["compiled"]))
-    trainer = Trainer(config, loaded.network, loaded.tokenizer, prepared, compute, listener)
+    trainer = Trainer(config, loaded.network, loaded.tokenizer, prepared, compute, listener, loaded.source_tokenizer)
     if config.train.steps != loaded.config.train.steps:
         text = f"the schedule now spans {config.train.steps} steps instead of {loaded.config.train.steps}"
         trainer.tell({"event": "note", "text": text})
@@ -145,15 +144,28 @@ def _all_taken(step: int, run: RunFolder) -> UsageError:
     )
 
 
-def _sized(config: Config, tokenizer: Tokenizer) -> Config:
-    """The configuration with the tokenizer's vocabulary size where none was given."""
-    size = config.model.vocab_size
-    if size is not None and size < tokenizer.vocab_size:
-        raise ConfigError(
-            f"`model.vocab_size` is {size}, and the tokenizer has {tokenizer.vocab_size} ids",
-            hint="model.vocab_size=null to take the tokenizer's",
-        )
-    return config.model_copy(update={"model": config.model.with_vocab_size(tokenizer.vocab_size)})
+def _sized(config: Config, tokenizer: Tokenizer, source_tokenizer: Tokenizer | None, labels: tuple[str, ...]) -> Config:
+    """The configuration with what the tokenizers and the labels say, where nothing was given."""
+    model, objective = config.model, config.objective
+    sizes = {"decoder": tokenizer.vocab_size, "encoder": (source_tokenizer or tokenizer).vocab_size}
+    for side, stack in model.stacks.items():
+        if stack.vocab_size is not None and stack.vocab_size < sizes[side]:
+            key = f"model.{side}.vocab_size" if len(model.stacks) == 2 else "model.vocab_size"
+            raise ConfigError(
+                f"`{key}` is {stack.vocab_size}, and the tokenizer has {sizes[side]} ids",
+                hint="model.vocab_size=null to take the tokenizer's",
+            )
+    model = model.with_vocab_size(sizes["decoder"], sizes["encoder"])
+    if isinstance(objective, ClassifyObjectiveConfig) and isinstance(model.head, ClassifierHeadConfig):
+        wanted = model.head.num_classes
+        if wanted is not None and wanted != len(labels):
+            raise ConfigError(
+                f"`model.head.num_classes` is {wanted}, and there are {len(labels)} labels: {', '.join(labels[:10])}",
+                hint="model.head.num_classes=null to take the data's",
+            )
+        model = model.model_copy(update={"head": model.head.model_copy(update={"num_classes": len(labels)})})
+        objective = objective.model_copy(update={"labels": labels})
+    return config.model_copy(update={"model": model, "objective": objective})
 
 
 class Trainer:
@@ -167,19 +179,19 @@ class Trainer:
         prepared: Prepared,
         compute: Compute,
         listener: Listener | None = None,
+        source_tokenizer: Tokenizer | None = None,
     ) -> None:
-        assert config.objective is not None
+        self.source_tokenizer = source_tokenizer
         self.config, self.tokenizer, self.prepared, self.compute = config, tokenizer, prepared, compute
         self.network = network.to(compute.device)
         self.network.label_smoothing = config.train.label_smoothing
         self.tell: Listener = listener or (lambda event: None)
         self.objective = config.objective
-        length = config.model.max_seq_len
         self.loader = BatchLoader(
             prepared.train,
             self.objective,
             tokenizer,
-            max_seq_len=length,
+            max_seq_len=config.model.context,
             batch_tokens=config.train.batch_tokens,
             micro_batch_tokens=config.train.micro_batch_tokens,
             seed=config.train.seed,
@@ -195,6 +207,7 @@ class Trainer:
         self.tokens = 0
         self.loss: float | None = None
         self.val_loss: float | None = None
+        self.measure: Measure | None = None
         self.seconds = 0.0
         self._dropout = generators_of(config.train.seed, compute.device)
 
@@ -206,6 +219,8 @@ class Trainer:
         if self.step >= train.steps:
             raise _all_taken(self.step, run)
         self._tell_start(run)
+        for text in self.prepared.notes:
+            self.tell({"event": "note", "text": text})
         with lent_generators(self._dropout, self.compute.device), interrupts() as interrupted:
             while self.step < train.steps:
                 self._log_step(run, self.take_step())
@@ -246,7 +261,7 @@ class Trainer:
         lr = self.optimizer.step(share)
         self.optimizer.zero_grad()
         self.tokens += targets
-        self.loss, self.val_loss = loss, None
+        self.loss, self.val_loss, self.measure = loss, None, None
         elapsed = time.perf_counter() - started
         self.seconds += elapsed
         return {
@@ -268,13 +283,7 @@ class Trainer:
     def _forward(self, batch: Batch) -> Output:
         batch = batch.to(self.compute.device)
         with self.compute.autocast():
-            output: Output = self.network(
-                batch.inputs,
-                labels=batch.labels,
-                documents=batch.documents,
-                positions=batch.positions,
-                lengths=batch.lengths,
-            )
+            output: Output = self.network(batch.inputs, labels=batch.labels, **batch.arguments)
         return output
 
     # --- validation ---------------------------------------------------------------------------------------------------
@@ -290,7 +299,7 @@ class Trainer:
         assert corpus is not None
         rows = self.config.train.micro_batch_tokens or self.config.train.batch_tokens
         batches = validation_batches(
-            corpus, self.objective, self.tokenizer, max_seq_len=self.config.model.max_seq_len, batch_tokens=rows
+            corpus, self.objective, self.tokenizer, max_seq_len=self.config.model.context, batch_tokens=rows
         )
         self.network.eval()
         smoothing, self.network.label_smoothing = self.network.label_smoothing, 0.0
@@ -333,10 +342,20 @@ class Trainer:
     def _log_validation(self, run: RunFolder) -> None:
         self.val_loss = self.validate()
         self._require_finite("validation loss", self.val_loss, self.step)
-        record = {"step": self.step, "tokens": self.tokens, "val_loss": self.val_loss}
-        run.log(record)
-        self.tell({"event": "validation", **record})
-        write_sample(run.path / "samples" / f"step-{self.step:06d}.txt", self.network, self.tokenizer)
+        record: dict[str, Any] = {"step": self.step, "tokens": self.tokens, "val_loss": self.val_loss}
+        with torch.compiler.set_stance("force_eager"):  # a compiled block would be compiled anew for every length
+            self.measure = self._measure()
+            if self.measure is not None:
+                record[f"val_{self.measure.name}"] = self.measure.value
+            run.log(record)
+            self.tell({"event": "validation", **record})
+            path = run.path / "samples" / f"step-{self.step:06d}.txt"
+            write_sample(path, self.network, self.tokenizer, self.source_tokenizer, self.prepared.validation)
+
+    def _measure(self) -> Measure | None:
+        """What the task itself is judged by, on the data held out."""
+        assert self.prepared.validation is not None
+        return measure(self.objective, self.network, self.prepared.validation, self.tokenizer)
 
     def save(self, run: RunFolder) -> Path:
         """Write a complete checkpoint of this step and drop those that rotation drops."""
@@ -348,13 +367,22 @@ class Trainer:
             "tokens": self.tokens,
             "loss": self.loss,
             "val_loss": self.val_loss,
+            "measure": None if self.measure is None else asdict(self.measure),
             "seconds": self.seconds,
             "probe_loss": self._probe(),
             "compiled": self.compute.compiled,
             "loader": self.loader.state_dict(),
             "data": self.prepared.fingerprint,
         }
-        save_checkpoint(path, self.network, self.config, self.tokenizer, training=training, state=state)
+        save_checkpoint(
+            path,
+            self.network,
+            self.config,
+            self.tokenizer,
+            source_tokenizer=self.source_tokenizer,
+            training=training,
+            state=state,
+        )
         run.rotate(self.config.train.keep)
         self.tell({"event": "checkpoint", "step": self.step, "path": str(path)})
         return path
@@ -363,6 +391,7 @@ class Trainer:
         """Continue from what `save` wrote."""
         self.step, self.tokens, self.seconds = int(state["step"]), int(state["tokens"]), float(state["seconds"])
         self.loss, self.val_loss = state["loss"], state["val_loss"]
+        self.measure = Measure(**state["measure"]) if state.get("measure") else None
         self.loader.load_state_dict(state["loader"])
         self.optimizer.load_state(training)
         generators = {key.partition("/")[2]: value for key, value in training.items() if key.startswith("generator/")}

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import torch
-
+from qkv.data.prepare import Dataset, Pairs
+from qkv.evaluate.tasks import greedy
 from qkv.generate.decode import Decoding
 from qkv.generate.prompts import begin_of
 from qkv.generate.sampling import Sampling
@@ -13,15 +13,36 @@ from qkv.nn.transformer import Transformer
 from qkv.tokenizer.tokenizer import Tokenizer
 
 TOKENS = 128
+PAIRS = 8
 
 
-def write_sample(path: Path, network: Transformer, tokenizer: Tokenizer) -> str | None:
-    """Let a decoder write from the beginning of a text, always with the same seed, and keep it at `path`.
+def write_sample(
+    path: Path,
+    network: Transformer,
+    tokenizer: Tokenizer,
+    source_tokenizer: Tokenizer | None = None,
+    validation: Dataset | None = None,
+) -> str | None:
+    """Keep at `path` what the model writes: a decoder from the beginning of a text, always with the same seed, an
+    encoder-decoder of the first pairs held out.
 
-    Draws nothing from a global generator. Returns the text, or None where nothing stands for a beginning.
+    Draws nothing from a global generator. Returns the text, or None where there is nothing to write.
     """
+    text: str | None
+    if isinstance(validation, Pairs):
+        text = _translations(network, validation, tokenizer, source_tokenizer or tokenizer)
+    elif network.config.family == "decoder" and network.config.head and network.config.head.predicts_tokens:
+        text = _continuation(network, tokenizer)
+    else:
+        return None
+    if text is not None:
+        path.write_text(text + "\n", encoding="utf-8")
+    return text
+
+
+def _continuation(network: Transformer, tokenizer: Tokenizer) -> str | None:
     begin = begin_of(tokenizer)
-    if network.config.family != "decoder" or not begin:
+    if not begin:
         return None
     decoding = Decoding(
         network,
@@ -32,9 +53,17 @@ def write_sample(path: Path, network: Transformer, tokenizer: Tokenizer) -> str 
         eos_ids=[] if tokenizer.eos_id is None else [tokenizer.eos_id],
         vocab_size=tokenizer.vocab_size,
     )
-    with torch.compiler.set_stance("force_eager"):  # a compiled block would be compiled anew for every length
-        for _ in decoding:
-            pass
-    text = tokenizer.decode(decoding.generated[0])
-    path.write_text(text + "\n", encoding="utf-8")
-    return text
+    for _ in decoding:
+        pass
+    return tokenizer.decode(decoding.generated[0])
+
+
+def _translations(network: Transformer, pairs: Pairs, tokenizer: Tokenizer, source_tokenizer: Tokenizer) -> str:
+    numbers = range(min(PAIRS, pairs.num_documents))
+    sources = [pairs.source.document(number).tolist() for number in numbers]
+    written = greedy(network, sources, tokenizer)
+    parts = []
+    for number, source, text in zip(numbers, sources, written, strict=True):
+        reference = tokenizer.decode(pairs.target.document(number).tolist())
+        parts.append(f"source     {source_tokenizer.decode(source)}\nreference  {reference}\nmodel      {text}")
+    return "\n\n".join(parts)

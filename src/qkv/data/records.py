@@ -1,0 +1,182 @@
+"""Files whose lines are records: pairs of texts, and texts with a label. Lines end at "\\n" only.
+
+A record keeps its place: a column of a file has one text per record, blank ones included.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from qkv.config.errors import QkvError, nearest
+from qkv.config.run import DataConfig, LabelledDataConfig, ParallelDataConfig, Side, SideFiles
+from qkv.data.documents import PIECE_CHARACTERS, Piece, json_record, lines_of, valid_text
+from qkv.tokenizer.text import chunks, normalize, open_file
+
+Part = Literal["train", "validation"]
+_ARCHIVES = (".gz", ".xz")
+
+
+class Record(NamedTuple):
+    """One record of a file, and where it is (file:line)."""
+
+    fields: Mapping[str, object]
+    where: str
+
+
+def files_of(data: DataConfig, part: Part, side: Side | None = None) -> tuple[str, ...]:
+    """The files of one part of the data: all of them, or those that hold `side` of parallel data."""
+    files = getattr(data, part)
+    if isinstance(files, float):
+        return ()
+    if not isinstance(files, SideFiles):
+        return tuple(files)
+    if side is None:
+        return files.source + files.target
+    return files.source if (side == "source") != _reversed(data) else files.target
+
+
+def read_side(data: ParallelDataConfig, part: Part, side: Side) -> Iterator[Piece]:
+    """One side of all pairs, one document per pair.
+
+    Raises QkvError for a line that is no pair (file:line), and for lists of files whose line counts differ.
+    """
+    files = getattr(data, part)
+    if isinstance(files, SideFiles):
+        _check_counts(files)
+        lines = (line for file in files_of(data, part, side) for line in lines_of(Path(file), data.bad_bytes))
+        return _pieces(lines)
+    key = data.source_key if (side == "source") != data.reverse else data.target_key
+    return _pieces(_text(record, key, data) for file in files for record in _pair_records(Path(file), data))
+
+
+def read_texts(data: LabelledDataConfig, part: Part) -> Iterator[Piece]:
+    """The texts of labelled data, one document per record. Raises QkvError for a record without one (file:line)."""
+    records = (record for file in files_of(data, part) for record in _labelled_records(Path(file), data))
+    return _pieces(_text(record, data.text_key, data) for record in records)
+
+
+def read_labels(data: LabelledDataConfig, part: Part) -> Iterator[tuple[str, str]]:
+    """(label, where) of each record. Raises QkvError for a record without a label (file:line)."""
+    for file in files_of(data, part):
+        for record in _labelled_records(Path(file), data):
+            label = record.fields.get(data.label_key)
+            if isinstance(label, int):
+                label = str(label)
+            if not isinstance(label, str) or not label.strip():
+                raise QkvError(f"the record has no label in `{data.label_key}`", where=record.where)
+            yield label.strip(), record.where
+
+
+def _reversed(data: DataConfig) -> bool:
+    return isinstance(data, ParallelDataConfig) and data.reverse
+
+
+def _check_counts(files: SideFiles) -> None:
+    """Lines belong together by their number alone, so one more or less would shift all pairs after it."""
+    if len(files.source) != len(files.target):
+        raise QkvError(
+            f"{len(files.source)} source files and {len(files.target)} target files do not make pairs",
+            where="data",
+            hint="as many files on either side, in the same order",
+        )
+    for source, target in zip(files.source, files.target, strict=True):
+        counts = _count_lines(Path(source)), _count_lines(Path(target))
+        if counts[0] != counts[1]:
+            raise QkvError(
+                f"{source} has {counts[0]:,} lines and {target} has {counts[1]:,}: they do not belong together",
+                where=source if counts[0] > counts[1] else target,
+                hint='files with one line per pair; only "\\n" ends a line',
+            )
+
+
+def _count_lines(path: Path) -> int:
+    count, last = 0, b"\n"
+    with open_file(path) as file:
+        while block := file.read(1 << 20):
+            count += block.count(b"\n")
+            last = block
+    return count + (not last.endswith(b"\n"))
+
+
+def _pieces(texts: Iterable[str]) -> Iterator[Piece]:
+    """One document per text; a text of spaces only is an empty one."""
+    for text in texts:
+        *begin, end = list(chunks([text], PIECE_CHARACTERS)) if text.strip() else [""]
+        yield from (Piece(part, False) for part in begin)
+        yield Piece(end, True)
+
+
+def _text(record: Record, key: str, data: DataConfig) -> str:
+    text = record.fields[key]
+    if not isinstance(text, str):
+        raise QkvError(f"`{key}` is not a string but {type(text).__name__}", where=record.where)
+    return normalize(valid_text(text, key, data.bad_bytes, record.where))
+
+
+def _pair_records(path: Path, data: ParallelDataConfig) -> Iterator[Record]:
+    keys = {"source_key": data.source_key, "target_key": data.target_key}
+    if _suffix(path) == ".jsonl":
+        yield from _json_records(path, data, keys)
+        return
+    for number, line in enumerate(lines_of(path, data.bad_bytes), 1):
+        if line.strip():
+            fields = line.split("\t")
+            if len(fields) != 2:
+                raise QkvError(
+                    f"a pair is source, tab, target: this line has {len(fields) - 1} tabs",
+                    where=f"{path}:{number}",
+                    hint=f"cut -f1,2 {path} > PAIRS.tsv" if len(fields) > 2 else "two columns, or two files of lines",
+                )
+            yield Record(dict(zip(keys.values(), fields, strict=True)), f"{path}:{number}")
+
+
+def _labelled_records(path: Path, data: LabelledDataConfig) -> Iterator[Record]:
+    keys = {"text_key": data.text_key, "label_key": data.label_key}
+    reader = {".jsonl": _json_records, ".csv": _csv_records}.get(_suffix(path), _tsv_records)
+    yield from reader(path, data, keys)
+
+
+def _json_records(path: Path, data: DataConfig, keys: Mapping[str, str]) -> Iterator[Record]:
+    for number, line in enumerate(lines_of(path, data.bad_bytes), 1):
+        if line.strip():
+            where = f"{path}:{number}"
+            yield Record(json_record(line, {f"data.{option}": key for option, key in keys.items()}, where), where)
+
+
+def _tsv_records(path: Path, data: DataConfig, keys: Mapping[str, str]) -> Iterator[Record]:
+    rows = ((line.split("\t"), number) for number, line in enumerate(lines_of(path, data.bad_bytes), 1) if line.strip())
+    yield from _table(path, rows, keys)
+
+
+def _csv_records(path: Path, data: DataConfig, keys: Mapping[str, str]) -> Iterator[Record]:
+    reader = csv.reader((f"{line}\n" for line in lines_of(path, data.bad_bytes)), strict=True)
+    try:
+        yield from _table(path, ((row, reader.line_num) for row in reader if row), keys)
+    except csv.Error as error:
+        raise QkvError(f"the line is not CSV: {error}", where=f"{path}:{reader.line_num}") from error
+
+
+def _table(path: Path, rows: Iterator[tuple[Sequence[str], int]], keys: Mapping[str, str]) -> Iterator[Record]:
+    """Rows under their header."""
+    header, _ = next(rows, ((), 0))
+    names = [name.strip() for name in header]
+    for option, key in keys.items():
+        if key not in names:
+            guess = nearest(key, names)
+            raise QkvError(
+                f"the header has no column `{key}`" if names else "the file is empty",
+                where=f"{path}:1",
+                hint=f"data.{option}={guess or 'NAME'}, for a first line that names the columns",
+            )
+    for row, number in rows:
+        if len(row) != len(names):
+            raise QkvError(f"{len(row)} columns, and the header has {len(names)}", where=f"{path}:{number}")
+        yield Record(dict(zip(names, row, strict=True)), f"{path}:{number}")
+
+
+def _suffix(path: Path) -> str:
+    """The kind of file, whatever it is packed in."""
+    return Path(path.stem).suffix if path.suffix in _ARCHIVES else path.suffix

@@ -1,0 +1,288 @@
+"""The rows that an objective makes of a data set, and how rows become a batch.
+
+B rows of a batch, N rows in all, T slots of a row, S slots of a source.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import singledispatch
+from typing import TYPE_CHECKING, Any, Protocol, Self
+
+import numpy as np
+import torch
+
+from qkv.config.errors import ConfigError, QkvError
+from qkv.config.run import (
+    ClassifyObjectiveConfig,
+    DenoiseObjectiveConfig,
+    ObjectiveConfig,
+    SpanObjectiveConfig,
+    TranslateObjectiveConfig,
+)
+from qkv.data.corruption import Corruption, Infilling, SpanCorruption
+from qkv.data.objectives import build_objective
+from qkv.data.prepare import Corpus, Dataset, Labelled, Pairs
+from qkv.data.windows import Ints, Windows
+from qkv.nn import IGNORE
+
+if TYPE_CHECKING:
+    from qkv.tokenizer.tokenizer import Tokenizer
+
+Keys = Sequence[tuple[int, ...]]
+"""Seeds of all that is random about each row of a batch, so that a row is the same whenever it is made."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What one forward pass takes; all tensors are int64.
+
+    `inputs` [B, T]: ids. `labels` [B, T]: what the logits at the same slot should predict, -100 for nothing (they are
+    shifted already); [B] the classes of a classifier. `documents` [B, T]: the document of each slot, numbered from 0 in
+    each row; padding counts as one more. `positions` [B, T]: the place in that document, from 0. Both are None when
+    every row is one document. `lengths` [B]: tokens per row, padding being on the right; None when no row is padded.
+    `source` [B, S] and `source_lengths` [B]: the same for what an encoder-decoder translates; None for other families.
+    `target_count`: labels that are not -100.
+    """
+
+    inputs: torch.Tensor
+    labels: torch.Tensor
+    documents: torch.Tensor | None
+    positions: torch.Tensor | None
+    lengths: torch.Tensor | None
+    target_count: int
+    source: torch.Tensor | None = None
+    source_lengths: torch.Tensor | None = None
+
+    def to(self, device: torch.device | str) -> Self:
+        """The same batch on another device."""
+        moved: dict[str, Any] = {
+            name: value.to(device, non_blocking=True)
+            for name, value in vars(self).items()
+            if isinstance(value, torch.Tensor)
+        }
+        return replace(self, **moved)
+
+    @property
+    def arguments(self) -> dict[str, torch.Tensor | None]:
+        """What `Transformer.forward` takes besides `inputs` and `labels`."""
+        arguments = {
+            "documents": self.documents,
+            "positions": self.positions,
+            "lengths": self.lengths,
+            "source": self.source,
+            "source_lengths": self.source_lengths,
+        }
+        return {name: value for name, value in arguments.items() if value is not None}
+
+
+class Rows(Protocol):
+    """`count` rows. `costs_N` [N]: how many tokens each one adds to a step (target tokens; of texts with a label, their
+    tokens), and `widths_N` [N]: how many slots of padding-free input it has, by which rows of a batch are chosen alike.
+    """
+
+    count: int
+    costs_N: Ints
+    widths_N: Ints
+
+    def batch(self, rows_B: Ints, keys_B: Keys) -> Batch:
+        """The rows with these numbers, in this order."""
+
+
+@singledispatch
+def build_rows(objective: ObjectiveConfig, data: Dataset, tokenizer: Tokenizer, max_seq_len: int) -> WindowRows | Rows:
+    """The rows of a data set under an objective, of at most `max_seq_len` slots.
+
+    Raises ConfigError when the data or the tokenizer are not what the objective learns from.
+    """
+    return WindowRows(_of(data, Corpus, objective), objective, tokenizer, max_seq_len)
+
+
+def _of(data: Dataset, wanted: type[Any], objective: ObjectiveConfig) -> Any:
+    if not isinstance(data, wanted):
+        raise ConfigError(
+            f"`{objective.kind}` is not learnt from such data",
+            where="objective.kind",
+            hint=f"data.kind={' or '.join(objective.data_kinds)}",
+        )
+    return data
+
+
+class WindowRows:
+    """Documents laid end to end and cut into rows of `max_seq_len` slots (`Windows`)."""
+
+    def __init__(self, corpus: Corpus, objective: ObjectiveConfig, tokenizer: Tokenizer, max_seq_len: int) -> None:
+        self.objective = build_objective(objective, tokenizer)
+        self.windows = Windows(corpus, max_seq_len, self.objective.lookahead)
+        self.padding_id = _padding_id(tokenizer)
+
+    @property
+    def count(self) -> int:
+        return self.windows.count
+
+    def batch(self, rows_B: Ints, keys_B: Keys) -> Batch:
+        window = self.windows[rows_B]
+        inputs_BT, labels_BT = self.objective.targets(window, keys_B)
+        lengths_B = None
+        if not window.real_BT.all():
+            inputs_BT = np.where(window.real_BT, inputs_BT, self.padding_id)
+            labels_BT = np.where(window.real_BT, labels_BT, IGNORE)
+            lengths_B = torch.from_numpy(window.real_BT.sum(axis=1))
+        packed = bool((window.documents_BT * window.real_BT).any())
+        return Batch(
+            inputs=torch.from_numpy(inputs_BT),
+            labels=torch.from_numpy(labels_BT),
+            documents=torch.from_numpy(window.documents_BT) if packed else None,
+            positions=torch.from_numpy(window.positions_BT) if packed else None,
+            lengths=lengths_B,
+            target_count=int((labels_BT != IGNORE).sum()),
+        )
+
+
+class PairRows:
+    """A source and its target per row: the decoder reads [begin] target and predicts target [end]."""
+
+    def __init__(self, pairs: Pairs, tokenizer: Tokenizer) -> None:
+        _require_ends(tokenizer)
+        self.pairs, self.padding_id = pairs, _padding_id(tokenizer)
+        self.count = pairs.num_documents
+        self.costs_N = pairs.target.sizes - 1
+        self.widths_N = self.costs_N * (1 << 20) + pairs.source.sizes  # alike in the target, then in the source
+
+    def batch(self, rows_B: Ints, keys_B: Keys) -> Batch:
+        sources = [self.pairs.source.document(row) for row in rows_B]
+        return seq2seq_batch(sources, [self.pairs.target.document(row) for row in rows_B], self.padding_id)
+
+
+class CorruptedRows:
+    """A piece of one document per row, at most `max_seq_len` slots with its begin and end: the source is what a
+    corruption leaves of it, the target what it asks for."""
+
+    def __init__(self, corpus: Corpus, corruption: Corruption, tokenizer: Tokenizer, max_seq_len: int) -> None:
+        self.begin, self.end = _require_ends(tokenizer)
+        self.corruption, self.padding_id, self.tokens = corruption, _padding_id(tokenizer), corpus.tokens
+        room = max_seq_len - 2
+        if room < 2:
+            raise ConfigError(f"a context of {max_seq_len} leaves no room for a text between its begin and end")
+        sizes_D = np.maximum(corpus.sizes - 2, 0)
+        pieces_D = -(-sizes_D // room)
+        document_N = np.repeat(np.arange(len(sizes_D)), pieces_D)
+        first_N = np.arange(len(document_N)) - np.repeat(np.cumsum(pieces_D) - pieces_D, pieces_D)
+        starts_N = corpus.starts_D[document_N] + 1 + first_N * room
+        ends_N = np.minimum(starts_N + room, corpus.ends_D[document_N] - 1)
+        long_N = ends_N - starts_N >= 2  # one token has no other to be guessed from
+        self.starts_N, self.ends_N = starts_N[long_N], ends_N[long_N]
+        self.count = len(self.starts_N)
+        sizes_N = self.ends_N - self.starts_N
+        self.costs_N = corruption.target_sizes(sizes_N) + 1
+        self.widths_N = sizes_N
+
+    def batch(self, rows_B: Ints, keys_B: Keys) -> Batch:
+        sources, targets = [], []
+        for row, key in zip(rows_B, keys_B, strict=True):
+            ids = self.tokens[self.starts_N[row] : self.ends_N[row]].astype(np.int64)
+            source, target = self.corruption(ids, np.random.default_rng(key))
+            sources.append(np.array([self.begin, *source, self.end], np.int64))
+            targets.append(np.array([self.begin, *target, self.end], np.int64))
+        return seq2seq_batch(sources, targets, self.padding_id)
+
+
+class LabelledRows:
+    """A text per row, cut where the context ends but with its own end, and its class."""
+
+    def __init__(self, data: Labelled, tokenizer: Tokenizer, max_seq_len: int) -> None:
+        self.texts, self.labels_N, self.padding_id = data.texts, data.labels_D, _padding_id(tokenizer)
+        self.end, self.max_seq_len = end_id(tokenizer), max_seq_len
+        self.count = data.num_documents
+        self.costs_N = self.widths_N = np.minimum(self.texts.sizes, max_seq_len)
+
+    def batch(self, rows_B: Ints, keys_B: Keys) -> Batch:
+        texts = [cut(self.texts.document(row), self.max_seq_len, self.end) for row in rows_B]
+        inputs, lengths = padded(texts, self.padding_id)
+        labels = torch.from_numpy(self.labels_N[rows_B])
+        return Batch(inputs, labels, None, None, lengths, target_count=len(labels))
+
+
+@build_rows.register(TranslateObjectiveConfig)
+def _(objective: TranslateObjectiveConfig, data: Dataset, tokenizer: Tokenizer, max_seq_len: int) -> PairRows:
+    return PairRows(_of(data, Pairs, objective), tokenizer)
+
+
+@build_rows.register(DenoiseObjectiveConfig)
+def _(objective: DenoiseObjectiveConfig, data: Dataset, tokenizer: Tokenizer, max_seq_len: int) -> CorruptedRows:
+    if tokenizer.mask_id is None:
+        raise ConfigError("the tokenizer has no mask token", where="objective.kind=denoise")
+    corruption = Infilling(objective.rate, objective.mean_span, tokenizer.mask_id)
+    return CorruptedRows(_of(data, Corpus, objective), corruption, tokenizer, max_seq_len)
+
+
+@build_rows.register(SpanObjectiveConfig)
+def _(objective: SpanObjectiveConfig, data: Dataset, tokenizer: Tokenizer, max_seq_len: int) -> CorruptedRows:
+    if len(tokenizer.sentinel_ids) < 2:
+        raise ConfigError(
+            "the tokenizer has no sentinels <extra_id_0>, <extra_id_1>, ...",
+            where="objective.kind=span",
+            hint="a tokenizer trained for this objective: no tokenizer.path",
+        )
+    corruption = SpanCorruption(objective.rate, objective.mean_span, tokenizer.sentinel_ids)
+    return CorruptedRows(_of(data, Corpus, objective), corruption, tokenizer, max_seq_len)
+
+
+@build_rows.register(ClassifyObjectiveConfig)
+def _(objective: ClassifyObjectiveConfig, data: Dataset, tokenizer: Tokenizer, max_seq_len: int) -> LabelledRows:
+    return LabelledRows(_of(data, Labelled, objective), tokenizer, max_seq_len)
+
+
+# --- rows to tensors --------------------------------------------------------------------------------------------------
+
+
+def seq2seq_batch(sources: Sequence[Any], targets: Sequence[Any], padding_id: int) -> Batch:
+    """Whole targets [begin] ids [end] as decoder inputs and labels, shifted once, beside their sources."""
+    source, source_lengths = padded(sources, padding_id)
+    inputs, lengths = padded([target[:-1] for target in targets], padding_id)
+    labels, _ = padded([target[1:] for target in targets], IGNORE)
+    count = sum(len(target) - 1 for target in targets)
+    return Batch(inputs, labels, None, None, lengths, count, source, source_lengths)
+
+
+def padded(rows: Sequence[Any], fill: int) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Rows of ids as [B, T], `fill` on the right, and their lengths [B]; None where all are equal."""
+    sizes = [len(row) for row in rows]
+    ids_BT = np.full((len(rows), max(sizes)), fill, np.int64)
+    for ids_T, row in zip(ids_BT, rows, strict=True):
+        ids_T[: len(row)] = row
+    return torch.from_numpy(ids_BT), None if min(sizes) == max(sizes) else torch.tensor(sizes)
+
+
+def cut(ids: Any, length: int, end: int | None) -> Any:
+    """At most `length` ids; what is cut still ends with `end`."""
+    if len(ids) <= length:
+        return ids
+    return np.array([*ids[: length - 1], end], np.int64) if end is not None else ids[:length]
+
+
+def _padding_id(tokenizer: Tokenizer) -> int:
+    """What fills up a row; it is never read, and looks better as padding."""
+    return 0 if tokenizer.pad_id is None else tokenizer.pad_id
+
+
+def begin_id(tokenizer: Tokenizer) -> int | None:
+    """What begins a text: BOS, or else CLS."""
+    return tokenizer.cls_id if tokenizer.bos_id is None else tokenizer.bos_id
+
+
+def end_id(tokenizer: Tokenizer) -> int | None:
+    """What ends a text: EOS, or else SEP."""
+    return tokenizer.sep_id if tokenizer.eos_id is None else tokenizer.eos_id
+
+
+def _require_ends(tokenizer: Tokenizer) -> tuple[int, int]:
+    begin, end = begin_id(tokenizer), end_id(tokenizer)
+    if begin is None or end is None:
+        raise QkvError(
+            "the tokenizer has no token that begins a text, or none that ends one: a decoder starts and stops by them",
+            where="tokenizer",
+            hint="a tokenizer with BOS and EOS",
+        )
+    return begin, end

@@ -1,0 +1,131 @@
+"""What each task is judged by: one figure that means something to the people who use the model, beside the loss."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import singledispatch
+from typing import TYPE_CHECKING
+
+import torch
+
+from qkv.config.run import ClassifyObjectiveConfig, ObjectiveConfig, TranslateObjectiveConfig
+from qkv.data.batches import validation_batches
+from qkv.data.prepare import Dataset, Labelled, Pairs
+from qkv.evaluate.classification import classification_scores
+from qkv.evaluate.error_rates import error_rate, exact_match
+from qkv.evaluate.translation import translation_scores
+from qkv.generate.decode import Decoding, evaluating, pad
+from qkv.generate.prompts import begin_of, end_of
+from qkv.generate.sampling import Sampling
+from qkv.nn.transformer import Transformer
+
+if TYPE_CHECKING:
+    from qkv.tokenizer.tokenizer import Tokenizer
+
+_SOURCES_AT_ONCE = 64
+_TOKENS_AT_ONCE = 1 << 14
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A figure and which way is better."""
+
+    name: str
+    value: float
+    higher_is_better: bool
+
+
+@singledispatch
+def measure(
+    objective: ObjectiveConfig,
+    network: Transformer,
+    data: Dataset,
+    tokenizer: Tokenizer,
+) -> Measure | None:
+    """The task's own measure of a network on data held out; None where the loss is all there is.
+
+    Draws nothing at random, and leaves the network's mode as it is.
+    """
+    return None
+
+
+@measure.register(TranslateObjectiveConfig)
+def _(objective: TranslateObjectiveConfig, network: Transformer, data: Dataset, tokenizer: Tokenizer) -> Measure | None:
+    assert isinstance(data, Pairs)
+    references: dict[bytes, list[str]] = {}  # of each source, in the order of the data
+    sources: list[list[int]] = []
+    for number in range(data.num_documents):
+        source = data.source.document(number)
+        if source.tobytes() not in references:
+            if len(sources) == objective.measure_examples:
+                continue
+            sources.append(source.tolist())
+        references.setdefault(source.tobytes(), []).append(tokenizer.decode(data.target.document(number).tolist()))
+    written = greedy(network, sources, tokenizer)
+    wanted = list(references.values())
+    match objective.measure:
+        case "bleu" | "chrf":
+            scores = translation_scores(written, [texts[0] for texts in wanted])
+            return Measure(objective.measure, getattr(scores, objective.measure), higher_is_better=True)
+        case "exact-match":
+            return Measure("exact_match", exact_match(written, wanted), higher_is_better=True)
+        case "word-error-rate":
+            return Measure("word_error_rate", error_rate(written, wanted, "word"), higher_is_better=False)
+        case "character-error-rate":
+            return Measure("character_error_rate", error_rate(written, wanted, "character"), higher_is_better=False)
+
+
+@measure.register(ClassifyObjectiveConfig)
+def _(objective: ClassifyObjectiveConfig, network: Transformer, data: Dataset, tokenizer: Tokenizer) -> Measure | None:
+    assert isinstance(data, Labelled)
+    assert objective.labels is not None
+    predicted, true = predictions(network, data, objective, tokenizer)
+    named, wanted = ([objective.labels[number] for number in numbers] for numbers in (predicted, true))
+    scores = classification_scores(named, wanted, objective.labels)
+    return Measure(objective.measure, getattr(scores, objective.measure), higher_is_better=True)
+
+
+def greedy(network: Transformer, sources: Sequence[Sequence[int]], tokenizer: Tokenizer) -> list[str]:
+    """The likeliest translation, token by token, of each source [begin] ids [end]."""
+    begin, end = begin_of(tokenizer), end_of(tokenizer)
+    texts = [""] * len(sources)
+    order = sorted(range(len(sources)), key=lambda number: len(sources[number]))
+    for first in range(0, len(order), _SOURCES_AT_ONCE):
+        numbers = order[first : first + _SOURCES_AT_ONCE]
+        source, lengths = pad([sources[number] for number in numbers], next(network.parameters()).device)
+        decoding = Decoding(
+            network,
+            [begin] * len(numbers),
+            sampling=Sampling(temperature=0),
+            seeds=[0] * len(numbers),
+            max_new_tokens=2 * source.shape[1] + 16,
+            eos_ids=end,
+            source=source,
+            source_lengths=lengths,
+            vocab_size=tokenizer.vocab_size,
+        )
+        for _ in decoding:
+            pass
+        for number, ids in zip(numbers, decoding.generated, strict=True):
+            texts[number] = tokenizer.decode(ids)
+    return texts
+
+
+@torch.inference_mode()
+def predictions(
+    network: Transformer, data: Labelled, objective: ClassifyObjectiveConfig, tokenizer: Tokenizer
+) -> tuple[list[int], list[int]]:
+    """The class a classifier gives to each text, and the true one."""
+    predicted: list[int] = []
+    true: list[int] = []
+    device = next(network.parameters()).device
+    batches = validation_batches(
+        data, objective, tokenizer, max_seq_len=network.config.context, batch_tokens=_TOKENS_AT_ONCE
+    )
+    with evaluating(network.modules()):
+        for batch in batches:
+            batch = batch.to(device)
+            predicted += network(batch.inputs, **batch.arguments).argmax(-1).tolist()
+            true += batch.labels.tolist()
+    return predicted, true

@@ -1,7 +1,7 @@
 """How good a model is, and whether the machine computes it right.
 
-Reading what runs left behind needs no torch; what does is imported on first use. The function `perplexity` is in the
-module of that name.
+Reading what runs left behind and comparing answers with references need no torch. Everything but the former is imported
+on first use. The function `perplexity` is in the module of that name.
 """
 
 from __future__ import annotations
@@ -12,45 +12,76 @@ from typing import TYPE_CHECKING, Any
 from qkv.evaluate.runs import Metrics, RunSummary, list_runs, read_metrics, summarise_run
 
 if TYPE_CHECKING:
+    from qkv.evaluate.classification import ClassificationScores, ClassScores, classification_scores, confusion_table
     from qkv.evaluate.corpora import text_corpus, validation_corpus
+    from qkv.evaluate.error_rates import (
+        PronunciationScores,
+        edit_distance,
+        error_rate,
+        exact_match,
+        pronunciation_scores,
+    )
     from qkv.evaluate.kernels import KernelCheck, check_kernels
     from qkv.evaluate.machine import Machine, describe_machine
     from qkv.evaluate.perplexity import Scores, masked_scores
     from qkv.evaluate.score import Tally, score_batches
+    from qkv.evaluate.translation import TranslationScores, translation_scores
 
-_WITH_TORCH = {
+_ON_FIRST_USE = {
+    "ClassScores": "classification",
+    "ClassificationScores": "classification",
     "KernelCheck": "kernels",
     "Machine": "machine",
+    "PronunciationScores": "error_rates",
     "Scores": "perplexity",
     "Tally": "score",
+    "TranslationScores": "translation",
     "check_kernels": "kernels",
+    "classification_scores": "classification",
+    "confusion_table": "classification",
     "describe_machine": "machine",
+    "edit_distance": "error_rates",
+    "error_rate": "error_rates",
+    "exact_match": "error_rates",
     "masked_scores": "perplexity",
+    "pronunciation_scores": "error_rates",
     "score_batches": "score",
     "text_corpus": "corpora",
+    "translation_scores": "translation",
     "validation_corpus": "corpora",
 }
 
 __all__ = [
+    "ClassScores",
+    "ClassificationScores",
     "KernelCheck",
     "Machine",
     "Metrics",
+    "PronunciationScores",
     "RunSummary",
     "Scores",
     "Tally",
+    "TranslationScores",
     "check_kernels",
+    "classification_scores",
+    "confusion_table",
     "describe_machine",
+    "edit_distance",
+    "error_rate",
+    "exact_match",
     "list_runs",
     "masked_scores",
+    "pronunciation_scores",
     "read_metrics",
     "score_batches",
     "summarise_run",
     "text_corpus",
+    "translation_scores",
     "validation_corpus",
 ]
 
 
 def __getattr__(name: str) -> Any:
-    if name in _WITH_TORCH:
-        return getattr(import_module(f"{__name__}.{_WITH_TORCH[name]}"), name)
+    if name in _ON_FIRST_USE:
+        return getattr(import_module(f"{__name__}.{_ON_FIRST_USE[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

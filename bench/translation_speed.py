@@ -1,0 +1,157 @@
+"""Translating the same sentences with the same weights, by qkv and by transformers, taking turns.
+
+    python bench/translation_speed.py RUN SOURCE.en [--beam-size 4] [--rounds 3]
+
+RUN is a run of `transformer-tiny-mt` (post-norm, LayerNorm, ReLU, biases, sinusoidal positions): the shape of Marian, so
+that its weights fit a `MarianMTModel`. Both translate in batches of `--batch-size` sentences sorted by length, with the
+length penalty n^alpha, and search until no open beam can win (`early_stopping="never"` there). Printed: sentences per
+second of each turn, the median of the ratios, and how many translations are equal.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from pathlib import Path
+
+import torch
+from transformers import MarianConfig, MarianMTModel
+
+import qkv
+
+LAYER = {
+    "self_attention.function.query": "self_attn.q_proj",
+    "self_attention.function.key": "self_attn.k_proj",
+    "self_attention.function.value": "self_attn.v_proj",
+    "self_attention.function.output": "self_attn.out_proj",
+    "self_attention.norm_stream": "self_attn_layer_norm",
+    "cross_attention.function.query": "encoder_attn.q_proj",
+    "cross_attention.function.key": "encoder_attn.k_proj",
+    "cross_attention.function.value": "encoder_attn.v_proj",
+    "cross_attention.function.output": "encoder_attn.out_proj",
+    "cross_attention.norm_stream": "encoder_attn_layer_norm",
+    "feed_forward.function.up": "fc1",
+    "feed_forward.function.down": "fc2",
+    "feed_forward.norm_stream": "final_layer_norm",
+}
+
+
+def marian(model: qkv.Model) -> MarianMTModel:
+    """The same network in transformers."""
+    network, tokenizer = model.network, model.tokenizer
+    config, decoder = network.config, network.config.decoder
+    assert decoder is not None
+    assert tokenizer is not None
+    peer = MarianMTModel(
+        MarianConfig(
+            vocab_size=decoder.vocab_size,
+            d_model=decoder.d_model,
+            encoder_layers=len(config.encoder.layers),
+            decoder_layers=len(decoder.layers),
+            encoder_attention_heads=decoder.attention.num_heads,
+            decoder_attention_heads=decoder.attention.num_heads,
+            encoder_ffn_dim=decoder.feed_forward.d_ff,
+            decoder_ffn_dim=decoder.feed_forward.d_ff,
+            activation_function="relu",
+            scale_embedding=True,
+            max_position_embeddings=decoder.max_seq_len,
+            pad_token_id=tokenizer.pad_id,
+            bos_token_id=tokenizer.bos_id,
+            eos_token_id=tokenizer.eos_id,
+            decoder_start_token_id=tokenizer.bos_id,
+            forced_eos_token_id=None,
+            attn_implementation="sdpa",
+        )
+    )
+    weights = {"final_logits_bias": torch.zeros(1, decoder.vocab_size)}
+    for name, value in network.named_parameters():
+        if name == "encoder_embedding.input.weight":
+            for owner in ("shared", "encoder.embed_tokens", "decoder.embed_tokens"):
+                weights[f"model.{owner}.weight"] = value
+            weights["lm_head.weight"] = value
+            continue
+        side, _, number, rest = name.split(".", 3)
+        part, _, kind = rest.rpartition(".")
+        weights[f"model.{side}.layers.{number}.{LAYER[part]}.{kind}"] = value
+    positions = torch.arange(decoder.max_seq_len)[None]
+    for side, embedding in (("encoder", network.encoder_embedding), ("decoder", network.decoder_embedding)):
+        zero = torch.zeros(1, decoder.max_seq_len, decoder.d_model)
+        weights[f"model.{side}.embed_positions.weight"] = embedding.position.add(zero, positions)[0]
+    peer.load_state_dict(weights, strict=True)
+    return peer.eval()
+
+
+def by_qkv(model: qkv.Model, texts: list[str], options: argparse.Namespace) -> list[str]:
+    results = model.translate(
+        texts,
+        beam_size=options.beam_size,
+        length_penalty=options.length_penalty,
+        length_penalty_kind="power",
+        batch_size=options.batch_size,
+    )
+    return [result.text for result in results]
+
+
+@torch.inference_mode()
+def by_transformers(
+    peer: MarianMTModel, model: qkv.Model, texts: list[str], options: argparse.Namespace
+) -> list[str]:
+    tokenizer = model.tokenizer
+    assert tokenizer is not None
+    rows = [[tokenizer.bos_id, *tokenizer.encode(text), tokenizer.eos_id] for text in texts]
+    order = sorted(range(len(rows)), key=lambda number: len(rows[number]))
+    results = [""] * len(rows)
+    for first in range(0, len(order), options.batch_size):
+        numbers = order[first : first + options.batch_size]
+        longest = max(len(rows[number]) for number in numbers)
+        ids = torch.full((len(numbers), longest), tokenizer.pad_id)
+        mask = torch.zeros_like(ids)
+        for place, number in enumerate(numbers):
+            ids[place, : len(rows[number])] = torch.tensor(rows[number])
+            mask[place, : len(rows[number])] = 1
+        written = peer.generate(
+            input_ids=ids,
+            attention_mask=mask,
+            num_beams=options.beam_size,
+            length_penalty=options.length_penalty,
+            early_stopping="never" if options.beam_size > 1 else False,
+            do_sample=False,
+            max_new_tokens=2 * longest + 16,
+        )
+        for number, row in zip(numbers, written.tolist(), strict=True):
+            results[number] = tokenizer.decode([i for i in row[1:] if i != tokenizer.pad_id])
+    return results
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("run")
+    parser.add_argument("source", type=Path)
+    parser.add_argument("--beam-size", type=int, default=4)
+    parser.add_argument("--length-penalty", type=float, default=1.0)
+    parser.add_argument("--batch-size", type=int, default=32)
+    parser.add_argument("--rounds", type=int, default=3)
+    options = parser.parse_args()
+    model = qkv.load(options.run)
+    peer = marian(model)
+    texts = options.source.read_text(encoding="utf-8").removesuffix("\n").split("\n")
+    by_qkv(model, texts[:64], options)
+    by_transformers(peer, model, texts[:64], options)
+    ratios = []
+    for turn in range(options.rounds):
+        started = time.perf_counter()
+        ours = by_qkv(model, texts, options)
+        middle = time.perf_counter()
+        theirs = by_transformers(peer, model, texts, options)
+        ended = time.perf_counter()
+        speeds = len(texts) / (middle - started), len(texts) / (ended - middle)
+        ratios.append(speeds[0] / speeds[1])
+        print(f"turn {turn + 1}: qkv {speeds[0]:.1f}, transformers {speeds[1]:.1f} sentences/s")
+    equal = sum(one == other for one, other in zip(ours, theirs, strict=True))
+    print(f"ratio {statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})")
+    print(f"{equal:,} of {len(texts):,} translations are equal")
+
+
+if __name__ == "__main__":
+    main()

@@ -6,10 +6,12 @@ import json
 from pathlib import Path
 
 import pytest
+from generate.tiny import byte_tokenizer, model, network
 
 from qkv import Config, Transformer
 from qkv.checkpoint.store import save_checkpoint
 from qkv.cli import main
+from qkv.tokenizer import Tokenizer
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
@@ -60,6 +62,121 @@ def test_masks_are_plotted(tmp_path, capsys) -> None:
     assert (tmp_path / "a.png").stat().st_size > 10_000
 
 
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Family -> a model folder."""
+    folder = tmp_path_factory.mktemp("models")
+    sides = {"family": "encoder-decoder", "position": {"kind": "sinusoidal"}}
+    changes = {"decoder": {}, "encoder": {"family": "encoder"}, "encoder-decoder": sides}
+    for family, change in changes.items():
+        model(**change).save(folder / family)
+    return {family: str(folder / family) for family in changes}
+
+
+@pytest.mark.parametrize(
+    ("family", "options", "rows", "shape", "title"),
+    [
+        ("decoder", "", ["<bos>", "a", "b"], [2, 4, 3, 3], "Decoder self-attention, 2 layers, 4 heads"),
+        ("decoder", "--layer 1", ["<bos>", "a", "b"], [1, 4, 3, 3], "Decoder self-attention, layer 1, 4 heads"),
+        ("decoder", "--layer 1 --head 2", ["<bos>", "a", "b"], [3, 3], "Decoder self-attention, layer 1, head 2"),
+        ("encoder", "", ["<bos>", "a", "b", "<eos>"], [2, 4, 4, 4], "Encoder self-attention, 2 layers, 4 heads"),
+        ("encoder-decoder", "--stack encoder", ["<bos>", "a", "b", "<eos>"], [2, 4, 4, 4], "Encoder self-attention"),
+        ("encoder-decoder", "--target x", ["<bos>", "x"], [2, 4, 2, 2], "Decoder self-attention, 2 layers"),
+        (
+            "encoder-decoder",
+            "--target x --kind cross",
+            ["x", "<eos>"],
+            [2, 4, 2, 4],
+            "Decoder cross-attention, 2 layers",
+        ),
+        (
+            "encoder-decoder",
+            "--target x --kind cross --layer 0",
+            ["x", "<eos>"],
+            [2, 4],
+            "Decoder cross-attention, layer 0, mean of 4 heads",
+        ),
+        (
+            "encoder-decoder",
+            "--target x --align",
+            ["x", "<eos>"],
+            [2, 4],
+            "Decoder cross-attention, layer 1, mean of 4 heads",
+        ),
+        (
+            "encoder-decoder",
+            "--target x --align --layer 0 --head 3",
+            ["x", "<eos>"],
+            [2, 4],
+            "Decoder cross-attention, layer 0, head 3",
+        ),
+    ],
+)
+def test_attention_is_plotted(folders, tmp_path, capsys, family, options, rows, shape, title) -> None:
+    output = tmp_path / "a.svg"
+    code, out, err = run(
+        capsys, "plot", "attention", folders[family], "--text", "ab", *options.split(), "-o", output, "--json"
+    )
+    assert (code, err) == (0, "")
+    found = json.loads(out)
+    assert (found["path"], found["rows"], found["shape"]) == (str(output), rows, shape)
+    assert len(found["columns"]) == shape[-1]
+    assert ("weights" in found) == (len(shape) == 2)
+    for row in found.get("weights", []):
+        assert len(row) == shape[1]
+        assert sum(row) == pytest.approx(1)
+    drawn = output.read_text(encoding="utf-8")
+    assert title in drawn
+    assert "Attention weights are not causes: ablate to check; config " in drawn
+
+
+def test_without_a_target_an_encoder_decoder_s_own_output_is_aligned(folders, tmp_path, capsys) -> None:
+    _, out, _ = run(capsys, "generate", folders["encoder-decoder"], "--prompt", "ab", "--temperature", "0", "--json")
+    count = len(json.loads(out)["token_ids"])
+    arguments = ("plot", "attention", folders["encoder-decoder"], "--text", "ab", "--align", "-o", tmp_path / "a.png")
+    code, out, _ = run(capsys, *arguments, "--json")
+    assert (code, json.loads(out)["shape"]) == (0, [count, 4])
+    assert run(capsys, *arguments) == (0, "", f"wrote {tmp_path / 'a.png'}\n")
+
+
+def test_a_source_is_read_by_its_own_tokenizer(tmp_path, capsys) -> None:
+    letters = Tokenizer.train("abc", kind="char")
+    encoder = {"vocab_size": letters.vocab_size}
+    pair = network(family="encoder-decoder", position={"kind": "sinusoidal"}, encoder=encoder)
+    config = Config(model=pair.config)
+    save_checkpoint(tmp_path / "both", pair, config, byte_tokenizer(), source_tokenizer=letters)
+    arguments = ("--text", "cab", "--target", "é", "--align", "-o", tmp_path / "a.png", "--json")
+    code, out, err = run(capsys, "plot", "attention", tmp_path / "both", *arguments)
+    assert code == 0, err
+    assert json.loads(out)["rows"] == ["\\xc3", "\\xa9", "<eos>"]
+    assert json.loads(out)["columns"] == ["<bos>", "c", "a", "b", "<eos>"]
+
+
+@pytest.mark.parametrize(
+    ("family", "options", "said"),
+    [
+        ("decoder", "--layer 2", "layers 0 to 1, got 2"),
+        ("decoder", "--layer -1", "layers 0 to 1, got -1"),
+        ("decoder", "--layer 1 --head 4", "heads 0 to 3, got 4"),
+        ("decoder", "--head 1", "--layer N --head 1"),
+        ("decoder", "--kind cross", "only the decoder of an encoder-decoder"),
+        ("decoder", "--align", "only the decoder of an encoder-decoder"),
+        ("decoder", "--target x", "no target"),
+        ("decoder", "--stack encoder", "no encoder"),
+        ("encoder-decoder", "--target x --align --kind self", "--align without --kind self"),
+        ("encoder-decoder", "--target x --stack encoder", "no target"),
+        ("encoder-decoder", "--stack encoder --align", "only the decoder of an encoder-decoder"),
+        ("encoder-decoder", "--kind both", "both"),
+    ],
+)
+def test_attention_that_is_not_there_exits_with_2(folders, tmp_path, capsys, family, options, said) -> None:
+    output = tmp_path / "a.png"
+    code, out, err = run(capsys, "plot", "attention", folders[family], "--text", "ab", *options.split(), "-o", output)
+    assert (code, out) == (2, "")
+    assert said in err
+    assert not output.exists()
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
@@ -75,6 +192,9 @@ def test_masks_are_plotted(tmp_path, capsys) -> None:
         (("plot", "positions", "encoder-tiny", "-o", "a.png"), 2, "weights"),
         (("plot", "positions", "attention-is-all-you-need", "--length", "-3", "-o", "a.png"), 2, "-3"),
         (("plot", "positions", "no-such", "-o", "a.png"), 3, "no-such"),
+        (("plot", "attention", "no-such", "--text", "a", "-o", "a.png"), 3, "no-such"),
+        (("plot", "attention", "no-such", "--text", "a", "-o", "a.jpg"), 2, ".jpg"),
+        (("plot", "attention", "no-such", "-o", "a.png"), 2, "--text"),
     ],
 )
 def test_a_mistake_exits_with_its_code_and_writes_nothing(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -13,9 +14,17 @@ import torch
 
 from qkv import Config, Transformer
 from qkv.config.errors import NotFoundError, QkvError, UsageError
+from qkv.inspect import plots
 from qkv.inspect.plots import (
+    CAUTION,
+    MOST_CELLS,
+    MOST_LABELS,
+    THUMBNAIL,
     drawable,
     mask_examples,
+    plot_alignment,
+    plot_attention_grid,
+    plot_attention_head,
     plot_loss,
     plot_masks,
     plot_positions,
@@ -194,3 +203,97 @@ def test_no_text_overlaps_another_in_a_loss_plot_of_several_runs(tmp_path) -> No
         assert box.x1 <= inside.x1
         assert inside.y0 <= box.y0
         assert not any(box.overlaps(other) for other in boxes[index + 1 :])
+
+
+# --- attention --------------------------------------------------------------------------------------------------------
+
+
+def drawn_by(axes) -> np.ndarray:
+    return np.asarray(axes.get_images()[0].get_array())
+
+
+def labels(axes) -> tuple[list[str], list[str]]:
+    """Of rows and of columns."""
+    rows, columns = ([label.get_text() for label in get()] for get in (axes.get_yticklabels, axes.get_xticklabels))
+    return rows, columns
+
+
+def weights_of(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(0)).softmax(-1)
+
+
+def test_a_head_is_drawn_as_it_is_with_its_tokens_on_both_axes() -> None:
+    weights_TS = weights_of(3, 4)
+    axes = plot_attention_head(
+        weights_TS, ["<bos>", " a", "\\xe8"], ["b", "\n", "c" * 30, "$x$"], footer="config 12345678"
+    )
+    np.testing.assert_array_equal(drawn_by(axes), weights_TS.numpy())
+    assert labels(axes) == (["<bos>", "␣a", "\\xe8"], ["b", "\\n", "c" * 18 + "..", "$x$"])
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("key: the token attended to", "query: the token that attends")
+    assert texts(axes) == [f"{CAUTION}; config 12345678"]
+    assert axes.get_images()[0].colorbar.ax.get_ylabel() == "attention weight"
+
+
+def test_an_alignment_says_that_its_rows_are_predicted() -> None:
+    axes = plot_alignment(weights_of(2, 2), ["a", "b"], ["c", "d"], title="Layer 3")
+    assert axes.get_ylabel() == "target: the token being predicted"
+    assert axes.get_xlabel() == "source: the token attended to"
+    assert axes.get_title() == "Layer 3"
+    assert texts(axes) == [CAUTION]
+
+
+def test_chinese_without_a_font_for_it_is_drawn_in_codes_and_said_once(tmp_path, caplog, recwarn, monkeypatch) -> None:
+    monkeypatch.setattr(plots, "_fonts", lambda: ("DejaVu Sans",))
+    plots._say_no_chinese.cache_clear()
+    with caplog.at_level(logging.WARNING, logger="qkv"):
+        for _ in range(2):
+            axes = plot_alignment(weights_of(1, 2), ["shī"], ["诗", "歌"])
+            save_plot(axes, tmp_path / "a.png")
+    assert labels(axes) == (["shī"], ["U+8BD7", "U+6B4C"])
+    (record,) = caplog.records
+    assert "Noto Sans CJK SC" in record.getMessage()
+    assert not recwarn.list
+
+
+def test_long_axes_are_numbered_and_longer_ones_drawn_in_blocks_that_say_so() -> None:
+    tokens = ["a"] * (MOST_LABELS + 1)
+    axes = plot_attention_head(weights_of(3, len(tokens)), ["b"] * 3, tokens)
+    assert labels(axes)[0] == ["b"] * 3
+    assert set(labels(axes)[1]).isdisjoint({"a"})
+    assert axes.get_xlabel() == "key: the token attended to, by number"
+    assert drawn_by(axes).shape == (3, len(tokens))
+
+    count = 2 * MOST_CELLS + 1
+    weights_TS = weights_of(count, count)
+    axes = plot_attention_head(weights_TS, ["a"] * count, ["a"] * count)
+    shown = drawn_by(axes)
+    assert shown.shape == (342, 342)  # 1025 tokens by 3
+    np.testing.assert_allclose(shown[0, 1], weights_TS[:3, 3:6].sum(1).mean(), rtol=1e-5)
+    np.testing.assert_allclose(shown[-1, -1], weights_TS[-2:, -2:].sum(1).mean(), rtol=1e-5)
+    np.testing.assert_allclose(shown.sum(1), 1, rtol=1e-5)
+    assert axes.get_xlabel().endswith("(sums of 3 keys)")
+    assert axes.get_ylabel().endswith("(means of 3 queries)")
+    assert max(axes.get_xticks()) > 900  # tokens are counted, not blocks
+
+
+def test_the_grid_has_a_line_per_layer_and_a_tile_per_head() -> None:
+    layers = [weights_of(2, 3, 4), weights_of(3, 3, 4).flip(-1)]
+    axes = plot_attention_grid(iter(layers), layers=[5, 7], title="Some")
+    shown = axes.get_images()[0].get_array()
+    assert shown.shape == (2 * 3, 3 * 4)
+    np.testing.assert_array_equal(shown[:3, 4:8], layers[0][1])
+    np.testing.assert_array_equal(shown[3:, 8:], layers[1][2])
+    assert shown.mask[:3, 8:].all()  # the first layer has no third head
+    assert labels(axes) == (["5", "7"], ["0", "1", "2"])
+    assert (axes.get_xlabel(), axes.get_ylabel(), axes.get_title()) == ("head", "layer", "Some")
+    assert texts(axes) == [CAUTION]
+    axes = plot_attention_grid([weights_of(2, 3, THUMBNAIL + 1)])
+    assert axes.get_xlabel() == "head (sums of 2 keys)"
+    assert drawn_by(axes).shape == (3, 2 * 33)
+
+
+def test_weights_that_do_not_fit_their_tokens_are_refused() -> None:
+    with pytest.raises(UsageError, match=r"\[2, 3\] do not fit 2 rows and 2 columns"):
+        plot_alignment(weights_of(2, 3), ["a", "b"], ["c", "d"])
+    with pytest.raises(UsageError, match="no layers"):
+        plot_attention_grid([])

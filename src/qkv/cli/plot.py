@@ -1,27 +1,33 @@
-"""`qkv plot loss | positions | masks`."""
+"""`qkv plot loss | positions | masks | attention`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from qkv.cli import LazyGroup
 from qkv.cli.common import json_option, print_json
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+    from qkv.inspect.attention import TextAttention
+
 KINDS = {
     "loss": ("qkv.cli.plot:loss", "Training and validation loss of runs."),
     "positions": ("qkv.cli.plot:positions", "The heat-map of sinusoidal or learned positions."),
     "masks": ("qkv.cli.plot:masks", "Who may attend to whom: causal, window, prefix, documents, padding."),
+    "attention": ("qkv.cli.plot:attention", "Attention weights: all heads, one head, or the alignment of a pair."),
 }
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 @click.group(cls=LazyGroup, table=KINDS)
 def plot() -> None:
-    """Draw runs, positions and masks into a PNG, SVG or PDF file."""
+    """Draw runs, positions, masks and attention into a PNG, SVG or PDF file."""
 
 
 def output_option(command: Command) -> Command:
@@ -31,9 +37,9 @@ def output_option(command: Command) -> Command:
     )(command)
 
 
-def _written(output: Path, as_json: bool) -> None:
+def _written(output: Path, as_json: bool, **more: Any) -> None:
     if as_json:
-        print_json({"path": str(output)})
+        print_json({"path": str(output), **more})
     else:
         click.echo(f"wrote {output}", err=True)
 
@@ -107,3 +113,105 @@ def masks(output: Path, as_json: bool) -> None:
     check_format(output)
     save_plot(plot_masks()[0], output)
     _written(output, as_json)
+
+
+@click.command()
+@click.argument("model")
+@click.option("--text", required=True, help="What the model reads; of an encoder-decoder the source.")
+@click.option("--target", help="What an encoder-decoder makes of it (default: its own most likely output).")
+@click.option("--layer", type=int, help="Only this layer, counted from 0.")
+@click.option("--head", type=int, help="Only this head of --layer, counted from 0.")
+@click.option("--stack", type=click.Choice(["encoder", "decoder"]), help="Default: the decoder, where there is one.")
+@click.option(
+    "--kind", type=click.Choice(["self", "cross"]), help="cross: the decoder reads the source.  [default: self]"
+)
+@click.option("--align", is_flag=True, help="Cross-attention averaged over the heads of --layer (default: the last).")
+@output_option
+@click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda or mps.")
+@click.option("--allow-package", multiple=True, metavar="NAME", help="A package whose code the model may use.")
+@json_option
+def attention(
+    model: str,
+    text: str,
+    target: str | None,
+    layer: int | None,
+    head: int | None,
+    stack: Any,
+    kind: Any,
+    align: bool,
+    output: Path,
+    device: str,
+    allow_package: tuple[str, ...],
+    as_json: bool,
+) -> None:
+    """Who attends to whom in MODEL (a run folder or a checkpoint folder) while it reads a text.
+
+    All heads of all layers, or of --layer; one head with --layer and --head. Cross-attention with --align or --layer is
+    an alignment: each row is the target token that is being predicted. JSON has the weights of one head or alignment.
+    """
+    from qkv.config.errors import UsageError
+    from qkv.evaluate.runs import config_hash
+    from qkv.inspect.attention import attention_of_text, check_number
+    from qkv.inspect.plots import check_format, save_plot
+    from qkv.model import load
+
+    check_format(output)
+    if head is not None and layer is None:
+        raise UsageError("--head is a head of one layer", hint=f"--layer N --head {head}")
+    if align and kind == "self":
+        raise UsageError("an alignment is read from cross-attention", hint="--align without --kind self")
+    loaded = load(model, device=device, dtype="fp32", allow=allow_package)
+    given: str | list[int] | None = target
+    if target is None and loaded.network.config.family == "encoder-decoder" and stack != "encoder":
+        given = loaded.generate(text, temperature=0.0).token_ids
+    found = attention_of_text(
+        loaded.network,
+        loaded.tokenizer,
+        text,
+        target=given,
+        source_tokenizer=loaded.source_tokenizer,
+        stack=stack,
+        kind="cross" if align else kind or "self",
+    )
+    if layer is not None:
+        check_number("layer", layer, len(found.layers))
+    footer = f"config {config_hash(loaded.config.to_yaml())}"
+    if align or head is not None or (found.kind == "cross" and layer is not None):
+        axes, more = _draw_matrix(found, layer, head, footer)
+    else:
+        axes, more = _draw_grid(found, layer, footer)
+    save_plot(axes, output)
+    _written(output, as_json, rows=found.rows, columns=found.columns, **more)
+
+
+def _draw_matrix(found: TextAttention, layer: int | None, head: int | None, footer: str) -> tuple[Axes, dict[str, Any]]:
+    """One head, or the mean over the heads of one layer (None: the last), with its numbers."""
+    from qkv.inspect.attention import alignment
+    from qkv.inspect.plots import plot_alignment, plot_attention_head
+
+    number = len(found.layers) - 1 if layer is None else layer
+    weights_TS = alignment(found.layers, layer=number, head=head)
+    what = f"mean of {found.layers[number].shape[0]} heads" if head is None else f"head {head}"
+    plot = plot_alignment if found.kind == "cross" else plot_attention_head
+    axes = plot(weights_TS, found.rows, found.columns, title=f"{_name(found)}, layer {number}, {what}", footer=footer)
+    return axes, {"shape": list(weights_TS.shape), "weights": weights_TS.tolist()}
+
+
+def _draw_grid(found: TextAttention, layer: int | None, footer: str) -> tuple[Axes, dict[str, Any]]:
+    """All heads of one layer, or of all (None)."""
+    from qkv.inspect.plots import plot_attention_grid
+
+    numbers = list(range(len(found.layers))) if layer is None else [layer]
+    heads = max(found.layers[number].shape[0] for number in numbers)
+    what = f"{len(numbers)} layers" if layer is None else f"layer {layer}"
+    axes = plot_attention_grid(
+        (found.layers[number].weights() for number in numbers),
+        layers=numbers,
+        title=f"{_name(found)}, {what}, {heads} heads",
+        footer=footer,
+    )
+    return axes, {"shape": [len(numbers), heads, len(found.rows), len(found.columns)]}
+
+
+def _name(found: TextAttention) -> str:
+    return f"{found.stack} {found.kind}-attention".capitalize()

@@ -1,22 +1,24 @@
-"""Plots: training curves, positions, masks. Functions return Matplotlib axes and touch no global state.
+"""Plots: training curves, positions, masks, attention. Functions return Matplotlib axes and touch no global state.
 
 Without `axes` they draw on a figure of their own (`axes.figure`), which `save_plot` writes as PNG, SVG or PDF.
 """
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Sequence
+import unicodedata
+from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from matplotlib import font_manager, rc_context
+from matplotlib import colormaps, font_manager, get_cachedir, rc_context
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.colors import ListedColormap
+from matplotlib.colors import ListedColormap, PowerNorm
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
@@ -54,14 +56,21 @@ _FOOTER: dict[str, Any] = {"fontsize": 7.5, "color": "0.45"}
 
 CHINESE_FONTS = (
     "Noto Sans CJK SC",
+    "Noto Sans SC",
+    "Noto Sans CJK TC",
+    "Noto Sans CJK JP",
     "Source Han Sans SC",
     "PingFang SC",
+    "Hiragino Sans GB",
     "Microsoft YaHei",
     "WenQuanYi Zen Hei",
     "WenQuanYi Micro Hei",
     "SimHei",
 )
-"""Fonts for what Matplotlib's own cannot draw, where they are installed."""
+"""Fonts for what Matplotlib's own cannot draw, where they are installed. Of a collection it knows the first font only,
+which is Noto's Japanese one: it has the Chinese characters too."""
+
+log = logging.getLogger("qkv")
 
 
 @cache
@@ -74,7 +83,19 @@ def drawable(text: str) -> str:
     """The text with characters that no font here can draw written as codes: a name must not become a row of boxes."""
     fonts = [font_manager.get_font(font_manager.findfont(name)) for name in _fonts()]
     known = {character: any(font.get_char_index(ord(character)) for font in fonts) for character in set(text)}
+    if any(not drawn and unicodedata.name(character, "").startswith("CJK") for character, drawn in known.items()):
+        _say_no_chinese()
     return "".join(character if known[character] else f"U+{ord(character):04X} " for character in text).rstrip()
+
+
+@cache
+def _say_no_chinese() -> None:
+    """Say, once per process, what it takes to draw Chinese."""
+    log.warning(
+        "no font here draws Chinese, so plots show codes: install %s and remove Matplotlib's font list in %s",
+        CHINESE_FONTS[0],
+        get_cachedir(),
+    )
 
 
 def _style() -> Any:
@@ -110,9 +131,10 @@ def _axes(axes: Axes | None, width: float, height: float) -> Axes:
     return _figure(width, height).add_subplot() if axes is None else axes
 
 
-def _footer(axes: Axes, text: str) -> None:
+def _footer(axes: Axes, text: str, below: int = 38) -> None:
+    """Small print, so many points below the axes."""
     place: dict[str, Any] = {"xycoords": "axes fraction", "textcoords": "offset points"}
-    axes.annotate(text, (1, 0), (0, -38), ha="right", va="top", **place, **_FOOTER)
+    axes.annotate(text, (1, 0), (0, -below), ha="right", va="top", **place, **_FOOTER)
 
 
 def _round_ticks() -> MaxNLocator:
@@ -270,3 +292,166 @@ def plot_masks(length: int = 12) -> list[Axes]:
             fontsize=10,
         )
     return grid
+
+
+# --- attention --------------------------------------------------------------------------------------------------------
+
+CAUTION = "Attention weights are not causes: ablate to check"
+MOST_LABELS = 60
+"""Tokens up to which an axis is labelled with them; beyond, with their numbers. With more keys the colours follow the
+square root: weights that many share would be as white as none."""
+MOST_CELLS = 512
+"""A side of more tokens is drawn in blocks: the keys of a block are summed and its queries averaged."""
+THUMBNAIL = 64
+"""The same for each head of a grid, whose colours follow the square root."""
+
+_Weights = Tensor | NDArray[np.floating]
+
+
+def plot_attention_head(
+    weights_TS: _Weights,
+    rows: Sequence[str],
+    columns: Sequence[str],
+    axes: Axes | None = None,
+    *,
+    title: str = "Self-attention of one head",
+    footer: str = "",
+) -> Axes:
+    """One head as a matrix: who attends (rows, [T]) to whom (columns, [S]), labelled with their tokens."""
+    names = "query: the token that attends", "key: the token attended to"
+    return _plot_matrix(weights_TS, rows, columns, names, axes, title, footer)
+
+
+def plot_alignment(
+    weights_TS: _Weights,
+    rows: Sequence[str],
+    columns: Sequence[str],
+    axes: Axes | None = None,
+    *,
+    title: str = "Alignment by cross-attention",
+    footer: str = "",
+) -> Axes:
+    """What of the source (columns, [S]) is read while each target token (rows, [T]) is predicted.
+
+    The matrix is that of `qkv.inspect.attention.alignment`.
+    """
+    names = "target: the token being predicted", "source: the token attended to"
+    return _plot_matrix(weights_TS, rows, columns, names, axes, title, footer)
+
+
+def plot_attention_grid(
+    weights: Iterable[_Weights],
+    axes: Axes | None = None,
+    *,
+    layers: Sequence[int] | None = None,
+    title: str = "Attention",
+    footer: str = "",
+) -> Axes:
+    """All heads at a glance, on one scale: a line per layer of its heads' matrices, from [H, T, S] of each layer.
+
+    weights: taken one by one, so that a generator need not hold them all. layers: their numbers (None: 0, 1, ...).
+    """
+    thumbnails, blocks = [], (1, 1)
+    for weights_HTS in weights:
+        small_HTS, blocks = _in_blocks(weights_HTS, THUMBNAIL)
+        thumbnails.append(small_HTS)
+    if not thumbnails:
+        raise UsageError("a grid of no layers cannot be drawn")
+    heads = max(len(small_HTS) for small_HTS in thumbnails)
+    tall, wide = thumbnails[0].shape[1:]
+    grid = np.full((len(thumbnails), tall, heads, wide), np.nan, dtype=np.float32)  # not every layer has as many heads
+    for line, small_HTS in zip(grid, thumbnails, strict=True):
+        line[:, : len(small_HTS)] = small_HTS.transpose(1, 0, 2)
+    with _style():
+        axes = _axes(axes, min(max(1.2 * heads + 2.0, 4.5), 14.0), min(max(1.2 * len(thumbnails) + 1.3, 3.0), 14.0))
+        _draw_weights(axes, grid.reshape(len(thumbnails) * tall, heads * wide), title, root=True)
+        numbers = range(len(thumbnails)) if layers is None else layers
+        for axis, size, names in ((axes.xaxis, wide, range(heads)), (axes.yaxis, tall, numbers)):
+            step = math.ceil(len(names) / 32)
+            axis.set_ticks(
+                [(n + 0.5) * size - 0.5 for n in range(0, len(names), step)], [str(n) for n in names[::step]]
+            )
+            axis.set_ticks([n * size - 0.5 for n in range(len(names) + 1)], minor=True)
+        axes.grid(which="minor", color="0.75", linewidth=0.8)
+        axes.tick_params(which="both", length=0)
+        axes.set_xlabel("head" + _told("keys", blocks[1]))
+        axes.set_ylabel("layer" + _told("queries", blocks[0]))
+        _small_print(axes, footer)
+    return axes
+
+
+def _plot_matrix(
+    weights_TS: _Weights,
+    rows: Sequence[str],
+    columns: Sequence[str],
+    names: tuple[str, str],
+    axes: Axes | None,
+    title: str,
+    footer: str,
+) -> Axes:
+    if tuple(weights_TS.shape) != (len(rows), len(columns)):
+        raise UsageError(f"weights of {list(weights_TS.shape)} do not fit {len(rows)} rows and {len(columns)} columns")
+    small_1TS, blocks = _in_blocks(weights_TS[None], MOST_CELLS)
+    with _style():
+        sizes = [min(max(0.2 * len(tokens), 3.0), 9.0) for tokens in (columns, rows)]
+        axes = _axes(axes, sizes[0] + 2.4, sizes[1] + 1.8)
+        _draw_weights(axes, small_1TS[0], title, blocks, root=len(columns) > MOST_LABELS)
+        whats = ((axes.xaxis, columns, names[1], blocks[1], "keys"), (axes.yaxis, rows, names[0], blocks[0], "queries"))
+        for axis, tokens, name, block, what in whats:
+            if len(tokens) > MOST_LABELS:
+                axis.set_major_locator(_round_ticks())
+                axis.set_label_text(f"{name}, by number{_told(what, block)}")
+            else:
+                axis.set_ticks(range(len(tokens)), [_label(token) for token in tokens], fontsize=8)
+                axis.set_label_text(name)
+        if len(columns) <= MOST_LABELS:
+            for label in axes.get_xticklabels():
+                label.set_rotation(90 if len(label.get_text()) > 1 else 0)
+        axes.tick_params(length=2)
+        _small_print(axes, footer)
+    return axes
+
+
+def _draw_weights(
+    axes: Axes, weights_TS: NDArray[np.floating], title: str, blocks: tuple[int, int] = (1, 1), *, root: bool
+) -> None:
+    """The image and its colour bar; the axes count tokens, whatever the blocks, and the columns are named on top."""
+    height, width = (size * block for size, block in zip(weights_TS.shape, blocks, strict=True))
+    colors = colormaps["Blues"].with_extremes(bad=_HIDDEN)
+    scale = PowerNorm(0.5 if root else 1.0, vmin=0)
+    place = (-0.5, width - 0.5, height - 0.5, -0.5)
+    image = axes.imshow(weights_TS, cmap=colors, norm=scale, aspect="auto", extent=place, interpolation="nearest")
+    axes.spines[:].set_visible(False)
+    axes.xaxis.tick_top()
+    axes.xaxis.set_label_position("top")
+    axes.set_title(title)
+    figure = axes.get_figure()
+    assert figure is not None
+    figure.colorbar(image, ax=axes, label="attention weight" + ("\n(square-root scale)" if root else ""), pad=0.02)
+
+
+def _in_blocks(weights: _Weights, cells: int) -> tuple[NDArray[np.floating], tuple[int, int]]:
+    """[H, T, S] with at most so many rows and columns, and the sizes of the blocks. Rows still sum to 1."""
+    values = np.asarray(weights, dtype=np.float32)
+    tall, wide = (math.ceil(count / cells) for count in values.shape[1:])
+    starts = np.arange(0, values.shape[1], tall)
+    counts = np.diff(starts, append=values.shape[1])
+    lines = np.add.reduceat(values, starts, axis=1) / counts[:, None]
+    return np.add.reduceat(lines, np.arange(0, values.shape[2], wide), axis=2), (tall, wide)
+
+
+def _told(what: str, block: int) -> str:
+    if block == 1:
+        return ""
+    return f" ({'sums' if what == 'keys' else 'means'} of {block} {what})"
+
+
+def _label(token: str) -> str:
+    """A token for an axis: one line, spaces visible, cut where it is long."""
+    shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in token).replace(" ", "␣")
+    shown = drawable(shown)
+    return shown if len(shown) <= 20 else f"{shown[:18]}.."
+
+
+def _small_print(axes: Axes, footer: str) -> None:
+    _footer(axes, f"{CAUTION}; {footer}" if footer else CAUTION, below=6)

@@ -1,0 +1,260 @@
+"""Attention weights of any network: what its kernels receive, read through hooks, and what `math` makes of it.
+
+The network computes as always, with its own kernels, and knows nothing of being looked at.
+
+Shapes: T query slots, S key slots, H heads, G key/value heads, D width of queries and keys, E of values.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import dataclass
+from inspect import signature
+from numbers import Integral
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from qkv.config.errors import UsageError
+from qkv.config.parts import FeatureInputConfig
+from qkv.data.describe import spelling
+from qkv.generate.decode import check_ids, device_of, evaluating, pad
+from qkv.generate.prompts import begun, prompt_ids, read_ids, whole_ids
+from qkv.nn.kernels import Kernel, MathKernel
+from qkv.nn.mask import Mask
+from qkv.nn.transformer import Transformer
+from qkv.tokenizer.tokenizer import Tokenizer
+
+StackName = Literal["encoder", "decoder"]
+Kind = Literal["self", "cross"]
+
+
+@dataclass(frozen=True, eq=False)
+class LayerAttention:
+    """What the kernel of one layer received for one sequence. Weights are made when asked for, head by head."""
+
+    q_1HTD: Tensor
+    k_1GSD: Tensor
+    v_1GSE: Tensor
+    mask: Mask
+    scale: float
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """H, T, S."""
+        return self.q_1HTD.shape[1], self.q_1HTD.shape[2], self.k_1GSD.shape[2]
+
+    def head(self, number: int) -> Tensor:
+        """The weights of one head, counted from 0: [T, S] on the CPU, in float32 at least.
+
+        Rows sum to 1 (a query that may attend to nothing: to 0), hidden keys have 0. Raises UsageError for a head that
+        there is not.
+        """
+        heads, groups = self.q_1HTD.shape[1], self.k_1GSD.shape[1]
+        check_number("head", number, heads)
+        group = number // (heads // groups)
+        parts = self.q_1HTD[:, number, None], self.k_1GSD[:, group, None], self.v_1GSE[:, group, None]
+        q_11TD, k_11SD, v_11SE = (part.to(torch.promote_types(part.dtype, torch.float32)) for part in parts)
+        return MathKernel().attend(q_11TD, k_11SD, v_11SE, self.mask, self.scale)[1][0, 0].cpu()
+
+    def weights(self) -> Tensor:
+        """The weights of all heads, [H, T, S]."""
+        return torch.stack([self.head(number) for number in range(self.shape[0])])
+
+
+def attention_weights(network: Transformer, ids_1T: Tensor, **options: Any) -> list[Tensor]:
+    """The weights [H, T, S] of the layers asked for; the options are those of `read_attention`.
+
+    Each takes H x T x S x 4 bytes: of long inputs, `read_attention` gives one layer or head at a time.
+    """
+    return [layer.weights() for layer in read_attention(network, ids_1T, **options)]
+
+
+def read_attention(
+    network: Transformer,
+    ids_1T: Tensor,
+    *,
+    stack: StackName | None = None,
+    kind: Kind = "self",
+    layers: Sequence[int] | None = None,
+    **inputs: Tensor | None,
+) -> list[LayerAttention]:
+    """What the kernels of a stack receive in one forward pass over one sequence, without dropout.
+
+    stack: None is the decoder, of an encoder-only model the encoder. kind: "cross" is the decoder's attention to the
+    source. layers: counted from 0, in this order; None: all. inputs: `source`, `lengths`, `documents` and the other
+    inputs of `Transformer.forward`. The network's mode is put back and no hook stays, whatever happens. Raises
+    UsageError for what the network does not have, and what `forward` raises.
+    """
+    if len(ids_1T) != 1:
+        raise UsageError(
+            f"attention is read of one sequence at a time, not of {len(ids_1T)}", hint="ids[row : row + 1]"
+        )
+    kernels = _kernels(network, stack or main_stack(network), kind)
+    wanted = list(range(len(kernels)) if layers is None else layers)
+    for layer in wanted:
+        check_number("layer", layer, len(kernels))
+    received: dict[int, LayerAttention] = {}
+    with ExitStack() as hooks, evaluating(network.modules()), torch.no_grad(), _eager():
+        for layer in wanted:
+            hook = _keep_in(received, layer)
+            hooks.enter_context(kernels[layer].register_forward_pre_hook(hook, with_kwargs=True))
+        network(ids_1T, logits="last", **inputs)
+    return [received[layer] for layer in wanted]
+
+
+def main_stack(network: Transformer) -> StackName:
+    """The stack that the head reads."""
+    return "encoder" if network.decoder is None else "decoder"
+
+
+def _kernels(network: Transformer, stack: StackName, kind: Kind) -> list[Kernel]:
+    """The kernel of each layer."""
+    if stack not in ("encoder", "decoder") or kind not in ("self", "cross"):
+        raise UsageError(f"there is encoder or decoder, self or cross, and not {stack} {kind}")
+    tower = getattr(network, stack)
+    if tower is None:
+        raise UsageError(f"a model of family {network.config.family} has no {stack}")
+    if kind == "cross" and (stack == "encoder" or network.encoder is None):
+        raise UsageError(
+            "only the decoder of an encoder-decoder has cross-attention, and this is the "
+            f"{stack} of a model of family {network.config.family}"
+        )
+    return [_kernel(getattr(block, f"{kind}_attention"), layer) for layer, block in enumerate(tower.blocks)]
+
+
+def _kernel(sublayer: nn.Module, layer: int) -> Kernel:
+    kernels = [module for module in sublayer.modules() if isinstance(module, Kernel)]
+    if len(kernels) != 1:
+        raise UsageError(f"the attention of layer {layer} has {len(kernels)} kernels: one can be looked at")
+    return kernels[0]
+
+
+def _keep_in(received: dict[int, LayerAttention], layer: int) -> Callable[..., None]:
+    def hook(kernel: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        received[layer] = LayerAttention(*signature(kernel.forward).bind(*args, **kwargs).args[:5])
+
+    return hook
+
+
+def _eager() -> AbstractContextManager[Any]:
+    """A compiled block calls no new hooks. Without this module nothing is compiled, and loading it takes a second."""
+    return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
+
+
+def check_number(name: str, number: int, count: int) -> None:
+    """Raise UsageError unless `number` is one of so many, counted from 0."""
+    if isinstance(number, bool) or not isinstance(number, Integral) or not 0 <= number < count:
+        raise UsageError(f"there are {name}s 0 to {count - 1}, got {number}")
+
+
+# --- of a text --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class TextAttention:
+    """The attention of one stack over a text, with the tokens of both axes, [T] and [S].
+
+    rows: self-attention, the tokens that attend; cross-attention, those that are being predicted: the query that reads
+    target token t - 1 predicts token t. A part of a character is shown by its bytes, `\\x..`.
+    """
+
+    stack: StackName
+    kind: Kind
+    rows: list[str]
+    columns: list[str]
+    layers: list[LayerAttention]
+
+
+def attention_of_text(
+    network: Transformer,
+    tokenizer: Tokenizer | None,
+    text: str,
+    *,
+    target: str | Sequence[int] | None = None,
+    source_tokenizer: Tokenizer | None = None,
+    stack: StackName | None = None,
+    kind: Kind = "self",
+) -> TextAttention:
+    """The attention over `text` as the network reads it in training: [begin] text, in encoders also [end].
+
+    target: what the decoder of an encoder-decoder is given, a text or generated ids: it reads [begin] target and
+    predicts target [end]. source_tokenizer: of `text` there (None: one tokenizer for both). stack, kind: see
+    `read_attention`. Raises UsageError for a target that is missing or not meant, and for what does not fit.
+    """
+    stack = stack or main_stack(network)
+    if network.encoder is not None and network.decoder is not None:
+        return _attention_of_pair(network, source_tokenizer or tokenizer, tokenizer, text, target, stack, kind)
+    if target is not None:
+        raise UsageError(f"a model of family {network.config.family} reads one text and no target")
+    ids = prompt_ids(tokenizer, text) if network.encoder is None else whole_ids(tokenizer, text)
+    layers = read_attention(network, _sequence(network, main_stack(network), ids, "the text"), stack=stack, kind=kind)
+    tokens = _spelled(ids, tokenizer)
+    return TextAttention(stack, kind, tokens, tokens, layers)
+
+
+def _attention_of_pair(
+    network: Transformer,
+    source_tokenizer: Tokenizer | None,
+    tokenizer: Tokenizer | None,
+    text: str,
+    target: str | Sequence[int] | None,
+    stack: StackName,
+    kind: Kind,
+) -> TextAttention:
+    source = whole_ids(source_tokenizer, text)
+    source_1S = _sequence(network, "encoder", source, "the text")
+    if stack == "encoder":
+        if target is not None:
+            raise UsageError("the encoder reads the source and no target", hint="stack decoder, or no target")
+        whole = [0, 0]  # what the decoder reads is all the same to the encoder
+    elif target is None:
+        raise UsageError("the decoder of an encoder-decoder reads a target", hint="target, a text or generated ids")
+    elif isinstance(target, str):
+        whole = whole_ids(tokenizer, target)
+    else:
+        whole = begun(tokenizer, read_ids(target, "the target"))
+    ids_1T = _sequence(network, "decoder", whole[:-1], "the target")
+    layers = read_attention(network, ids_1T, source=source_1S, stack=stack, kind=kind)
+    if kind == "cross":
+        return TextAttention(stack, kind, _spelled(whole[1:], tokenizer), _spelled(source, source_tokenizer), layers)
+    tokens = _spelled(source, source_tokenizer) if stack == "encoder" else _spelled(whole[:-1], tokenizer)
+    return TextAttention(stack, kind, tokens, tokens, layers)
+
+
+def _sequence(network: Transformer, stack: StackName, ids: list[int], where: str) -> Tensor:
+    """The ids of one sequence, [1, T], that this stack can read."""
+    config = network.config.stacks[stack]
+    if isinstance(config.input, FeatureInputConfig):
+        raise UsageError(f"the {stack} reads features, not text", hint="qkv.inspect.attention.read_attention")
+    if not ids:
+        raise UsageError(f"{where} is empty: there is nothing to read")
+    if len(ids) > config.max_seq_len:
+        raise UsageError(f"{where} has {len(ids)} tokens, and the {stack}'s context is {config.max_seq_len}")
+    check_ids(ids, config.vocab_size, where)
+    return pad([ids], device_of(network))[0]
+
+
+def _spelled(ids: Sequence[int], tokenizer: Tokenizer | None) -> list[str]:
+    assert tokenizer is not None  # it has read the text
+    return [spelling(token_id, tokenizer) for token_id in ids]
+
+
+def alignment(
+    layers: Sequence[LayerAttention], *, layer: int | Literal["last", "mean"] = "last", head: int | None = None
+) -> Tensor:
+    """Who reads what, in one matrix [T, S]: the mean over the heads of one layer, or one head of it.
+
+    layer: counted from 0; "mean" is that of all layers. Rows sum to 1. Raises UsageError for what is not there.
+    """
+    if layer == "mean":
+        chosen = list(layers)
+    else:
+        number = len(layers) - 1 if layer == "last" else layer
+        check_number("layer", number, len(layers))
+        chosen = [layers[number]]
+    matrices = [one.weights().mean(0) if head is None else one.head(head) for one in chosen]
+    return torch.stack(matrices).mean(0)

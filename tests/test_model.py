@@ -11,7 +11,7 @@ from generate.tiny import CONTEXT, byte_tokenizer, decode, model, network, same
 
 from qkv.config.errors import ConflictError, NotFoundError, UsageError
 from qkv.config.run import Config
-from qkv.generate import Sampling
+from qkv.generate import Beams, Sampling, beam_search
 from qkv.model import Model, load
 from qkv.tokenizer import Tokenizer
 
@@ -40,8 +40,7 @@ def test_the_options_reach_the_decoding() -> None:
         ("temprature", "no option 'temprature'", "temperature"),
         ("max_tokens", "no option 'max_tokens'", "max_new_tokens"),
         ("zzz", "no option 'zzz'", "max_new_tokens, temperature"),
-        ("beam_size", "come with translation", ""),
-        ("num_beams", "come with translation", ""),
+        ("num_beams", "no option 'num_beams'", "beam_size"),
     ],
 )
 def test_an_unknown_option_is_named_with_the_nearest_one(option: str, said: str, hint: str) -> None:
@@ -52,6 +51,8 @@ def test_an_unknown_option_is_named_with_the_nearest_one(option: str, said: str,
         assert hint in (caught.value.hint or "")
     with pytest.raises(UsageError, match="one text is streamed"):
         made.stream("hello", num_samples=2)
+    with pytest.raises(UsageError, match="only at the end"):
+        made.stream("hello", beam_size=2)
 
 
 @pytest.mark.parametrize(
@@ -324,6 +325,75 @@ def test_sources_that_cannot_be_read_are_refused() -> None:
     bare = Model(made.network, None, made.config)
     with pytest.raises(UsageError, match="BOS"):
         bare.generate([1, 2])
+
+
+# --- beams ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", ["decoder", "encoder-decoder"])
+def test_beams_give_the_generation_of_the_best_hypothesis(family: str) -> None:
+    made = model(family=family)
+    together = made.generate(["abc", "", "longer"], beam_size=3, length_penalty=1.0, max_new_tokens=8)
+    for text, found in zip(["abc", "", "longer"], together, strict=True):
+        assert same(found, made.generate(text, beam_size=3, length_penalty=1.0, max_new_tokens=8, use_cache=False))
+        assert found.text == byte_tokenizer().decode(found.token_ids)
+        assert found.completion_tokens == len(found.token_ids)
+        assert found.tokens_per_second == pytest.approx(len(found.token_ids) / found.seconds)
+    assert [found.prompt_tokens for found in together] == ([4, 1, 7] if family == "decoder" else [5, 2, 8])
+    if family == "decoder":
+        (best,) = beam_search(made.network, [[257, *b"abc"]], Beams(3, 1, 1.0), max_new_tokens=8, eos_ids=[258])[0]
+        assert together[0].token_ids == best.token_ids
+    assert made.generate([], beam_size=2) == []
+
+
+def test_the_length_penalty_reaches_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+
+    def watched(network, prompts, beams, **options):
+        seen.append(beams)
+        return beam_search(network, prompts, beams, **options)
+
+    monkeypatch.setattr("qkv.model.beam_search", watched)
+    model().generate("a", beam_size=3, length_penalty=1.5, length_penalty_kind="power", max_new_tokens=1)
+    model().generate("a", beam_size=2, max_new_tokens=1)
+    assert seen == [Beams(3, 1, 1.5, "power"), Beams(2, 1, 0.6, "gnmt")]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("temperature", 0.7),
+        ("top_k", 5),
+        ("top_p", 0.9),
+        ("min_p", 0.1),
+        ("repetition_penalty", 1.2),
+        ("frequency_penalty", 0.5),
+        ("presence_penalty", 0.5),
+        ("num_samples", 2),
+        ("logprobs", 3),
+        ("stop", "x"),
+        ("stop", ["x"]),
+    ],
+)
+def test_beams_refuse_what_is_said_of_single_tokens(name: str, value: object) -> None:
+    with pytest.raises(UsageError, match=f"{name}=.* beams"):
+        model().generate("hello", beam_size=2, **{name: value})
+
+
+def test_beams_accept_defaults_greedy_and_a_seed() -> None:
+    made = model()
+    expected = made.generate("hello", beam_size=2, max_new_tokens=5)
+    for options in ({"temperature": 0}, {"temperature": 1.0, "top_k": 0, "stop": (), "num_samples": 1}, {"seed": 3}):
+        assert same(made.generate("hello", beam_size=2, max_new_tokens=5, **options), expected)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("beam_size", 0), ("beam_size", 1.5), ("length_penalty", -1), ("length_penalty_kind", "x"), ("seed", "7")],
+)
+def test_a_search_that_cannot_be_meant_is_refused_by_name(name: str, value: object) -> None:
+    with pytest.raises(UsageError, match=name):
+        model().generate("hello", **{"beam_size": 2, name: value})
 
 
 # --- saving and loading -----------------------------------------------------------------------------------------------

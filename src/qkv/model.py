@@ -4,27 +4,32 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Sequence
+import time
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import tee
 from numbers import Integral
 from pathlib import Path
-from typing import Any, TypedDict, Unpack
+from typing import Any, Literal, TypedDict, Unpack
 
 import torch
 from torch import Tensor
 
 from qkv.checkpoint.store import load_checkpoint, save_checkpoint
-from qkv.config.errors import UsageError
+from qkv.config.errors import QkvError, UsageError
 from qkv.config.parts import FeatureInputConfig, TokenInputConfig
 from qkv.config.run import Config
 from qkv.generate.arguments import check_count, check_flag, check_names
+from qkv.generate.beam import Beams, beam_search, check_beside_beams
+from qkv.generate.classify import class_labels, classify
 from qkv.generate.decode import Decoding, check_ids, check_prompts, pad
 from qkv.generate.masked import Candidate, fill_mask
 from qkv.generate.prompts import Prompt, begin_of, end_of, is_one, listed, prompt_ids, whole_ids
 from qkv.generate.sampling import MAX_SEED, Sampling
 from qkv.generate.scoring import Score, prompt_logprobs, score
 from qkv.generate.stopping import StopStrings
-from qkv.generate.text import TextStream, Writing
+from qkv.generate.text import Generation, TextStream, Writing
+from qkv.generate.translate import Translation, check_translates, translate, written
 from qkv.nn.device import choose_device, choose_dtype
 from qkv.nn.transformer import Transformer
 from qkv.tokenizer.tokenizer import Tokenizer
@@ -56,13 +61,39 @@ class Options(TypedDict, total=False):
     parse_special: bool
 
 
-class Model:
-    """A network with its tokenizer (None: it has none, and speaks in ids) and configuration. Made by `load`."""
+class TranslationOptions(TypedDict, total=False):
+    """How to translate; what is left out has the default given here.
 
-    def __init__(self, network: Transformer, tokenizer: Tokenizer | None, config: Config) -> None:
+    beam_size (4), n_best (1), length_penalty (0.6), length_penalty_kind ("gnmt"): see `qkv.generate.Beams`. batch_size
+    (32): so many sources are decoded at once. max_new_tokens: by default twice the source's tokens and 16 more; the
+    context may end a text earlier.
+    """
+
+    beam_size: int
+    n_best: int
+    length_penalty: float
+    length_penalty_kind: Literal["gnmt", "power"]
+    batch_size: int
+    max_new_tokens: int | None
+
+
+class Model:
+    """A network with its tokenizer (None: it has none, and speaks in ids) and configuration. Made by `load`.
+
+    source_tokenizer: of what an encoder-decoder reads, where that is not `tokenizer` too.
+    """
+
+    def __init__(
+        self,
+        network: Transformer,
+        tokenizer: Tokenizer | None,
+        config: Config,
+        source_tokenizer: Tokenizer | None = None,
+    ) -> None:
         self.network = network
         self.tokenizer = tokenizer
         self.config = config
+        self.source_tokenizer = source_tokenizer or tokenizer
 
     def __repr__(self) -> str:
         parameter = next(self.network.parameters())
@@ -73,28 +104,44 @@ class Model:
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write a checkpoint that `load` reads. Raises ConflictError where `folder` exists."""
         config = self.config.model_copy(update={"model": self.network.config})
-        save_checkpoint(Path(folder), self.network, config, self.tokenizer)
+        own = None if self.source_tokenizer is self.tokenizer else self.source_tokenizer
+        save_checkpoint(Path(folder), self.network, config, self.tokenizer, source_tokenizer=own)
 
     # --- generating ---------------------------------------------------------------------------------------------------
 
-    def generate(self, prompt: Any, *, num_samples: int = 1, **options: Unpack[Options]) -> Any:
+    def generate(
+        self,
+        prompt: Any,
+        *,
+        num_samples: int = 1,
+        beam_size: int = 1,
+        length_penalty: float = 0.6,
+        length_penalty_kind: Literal["gnmt", "power"] = "gnmt",
+        **options: Unpack[Options],
+    ) -> Any:
         """Continue `prompt`, or decode from it as the source of an encoder-decoder: a `Generation`.
 
         prompt: a text or a list of ids; a list of these gives a list; features [B, S, W] of an encoder-decoder give a
         list, and an empty list an empty one. Texts of a decoder start with exactly one BOS, where the tokenizer has
         one. num_samples above 1 gives a list of so many in place of each one; sample i is what seed + i gives alone.
-        The options: `Options`.
+        The options: `Options`. beam_size above 1 searches for the likeliest text instead (see `qkv.generate.Beams`):
+        nothing is drawn, and options that change or look at single tokens are refused.
 
         The result of a prompt does not depend on the other prompts. Raises UsageError for what cannot be meant or does
         not fit the context; the overflow rule: a text ends ("length") when prompt and new tokens fill `max_seq_len`.
         """
-        check_names(options, [*Options.__annotations__, "num_samples"])
+        others = ("num_samples", "beam_size", "length_penalty", "length_penalty_kind")
+        check_names(options, [*Options.__annotations__, *others])
         num_samples = check_count("num_samples", num_samples, least=1)
+        beams = Beams(beam_size, 1, length_penalty, length_penalty_kind)
         features = isinstance(prompt, Tensor) and prompt.is_floating_point()
         if not features:
             prompt = listed(prompt)
         single = not features and is_one(prompt)
         prompts = [prompt] if single else prompt
+        if beams.beam_size > 1:
+            found = self._search(prompts, beams, num_samples=num_samples, **options)
+            return found[0] if single else found
         writing, rows = self._write(prompts, num_samples, **options)
         for _ in writing:
             pass
@@ -131,29 +178,14 @@ class Model:
         **sampling: Any,
     ) -> tuple[Writing, list[list[int]]]:
         """What is about to be written, and the ids that each row starts from."""
-        check_prompts(self.network, [])
         chosen = Sampling(**sampling)
         check_flag("use_cache", use_cache)
-        check_flag("parse_special", parse_special)
         StopStrings(stop)
         if stop and self.tokenizer is None:
             raise UsageError("the model has no tokenizer, so it cannot look for stop strings")
         seeds = [(first + n) & MAX_SEED for first in _seeds(seed, len(prompts)) for n in range(num_samples)]
-        source = lengths_B = None
-        if self.network.encoder is None:
-            if isinstance(prompts, Tensor):
-                raise UsageError(
-                    f"a tensor of {prompts.dtype} is no prompt: ids are whole numbers, and features are for an "
-                    "encoder-decoder"
-                )
-            rows = [
-                prompt_ids(self.tokenizer, prompt, parse_special=parse_special, where=f"prompt {number}")
-                for number, prompt in enumerate(prompts)
-            ]
-            prompt_tokens = [len(row) for row in rows]
-        else:
-            source, lengths_B, prompt_tokens = self._read_sources(prompts, parse_special)
-            rows = [self._start()] * len(prompt_tokens)
+        rows, source, lengths_B, prompt_tokens = self._read_prompts(prompts, parse_special)
+        if source is not None:
             source = source.repeat_interleave(num_samples, 0)
             lengths_B = None if lengths_B is None else lengths_B.repeat_interleave(num_samples, 0)
         rows = [row for row in rows for _ in range(num_samples)]
@@ -168,10 +200,126 @@ class Model:
             logprobs=logprobs,
             source=source,
             source_lengths=lengths_B,
-            vocab_size=None if self.tokenizer is None else self.tokenizer.vocab_size,
+            vocab_size=self._vocab_size,
         )
         counts = [count for count in prompt_tokens for _ in range(num_samples)]
         return Writing(decoding, self.tokenizer, stop, counts), rows
+
+    def _search(
+        self,
+        prompts: Sequence[Prompt] | Tensor,
+        beams: Beams,
+        *,
+        max_new_tokens: int = 128,
+        seed: int | Sequence[int] | None = None,
+        use_cache: bool = True,
+        parse_special: bool = False,
+        **others: Any,
+    ) -> list[Generation]:
+        """The best hypothesis for each prompt."""
+        started = time.perf_counter()
+        check_beside_beams(others)
+        check_flag("use_cache", use_cache)
+        _seeds(seed, len(prompts))  # of no use here, but what is no seed is refused
+        rows, source, lengths_B, prompt_tokens = self._read_prompts(prompts, parse_special)
+        found = beam_search(
+            self.network,
+            rows,
+            beams,
+            max_new_tokens=max_new_tokens,
+            eos_ids=end_of(self.tokenizer),
+            use_cache=use_cache,
+            source=source,
+            source_lengths=lengths_B,
+            vocab_size=self._vocab_size,
+        )
+        seconds = time.perf_counter() - started
+        generations = []
+        for (best, *_), count in zip(found, prompt_tokens, strict=True):
+            ids, length = best.token_ids, len(best.token_ids)
+            text = "" if self.tokenizer is None else self.tokenizer.decode(ids)
+            generations.append(Generation(text, ids, count, length, best.finish_reason, seconds, length / seconds))
+        return generations
+
+    def translate(self, text: Any, **options: Unpack[TranslationOptions]) -> Any:
+        """What an encoder-decoder makes of the source `text`: a `Translation`.
+
+        text: a text or a list of ids; a list of these gives a list, and so do features [B, S, W]. A blank text gives an
+        empty translation, for which the model does not run. The options: `TranslationOptions`.
+
+        A translation does not depend on the other texts. Raises UsageError, before the model runs, for what cannot be
+        meant and for a text longer than the encoder's context.
+        """
+        check_translates(self.network)
+        if isinstance(text, Tensor) and text.is_floating_point():
+            return list(self._translate(self._read_sources(text)[0], options))
+        text = listed(text)
+        texts = [text] if is_one(text) else text
+        sources = [self._source_line(one, f"source {number}") for number, one in enumerate(texts)]
+        found = list(self._translate(sources, options))
+        return found[0] if is_one(text) else found
+
+    def translate_stream(self, lines: Iterable[str], **options: Unpack[TranslationOptions]) -> Iterator[Translation]:
+        """As `translate`, for any number of lines, in order: a few batches are read ahead, with batch_size=1 nothing.
+
+        What is wrong with a line is a QkvError with its number, from 1, after the translations of the lines before it.
+        """
+        check_translates(self.network)
+        if isinstance(lines, str):
+            raise UsageError("one text is no stream of lines", hint="translate, or a list of texts")
+        wrong: list[QkvError] = []
+
+        def sources() -> Iterator[list[int]]:
+            try:
+                for number, line in enumerate(lines, 1):
+                    yield self._source_line(line, f"line {number}")
+            except QkvError as error:
+                wrong.append(QkvError(error.what, where=error.where, hint=error.hint))
+
+        def translations(found: Iterator[Translation]) -> Iterator[Translation]:
+            yield from found
+            if wrong:
+                raise wrong[0]
+
+        return translations(self._translate(sources(), options))
+
+    def _translate(self, sources: Iterable[Any], options: TranslationOptions) -> Iterator[Translation]:
+        check_names(options, TranslationOptions.__annotations__)
+        kept, read = tee(sources)
+        found = translate(
+            self.network,
+            read,
+            start_ids=self._start(),
+            eos_ids=end_of(self.tokenizer),
+            vocab_size=self._vocab_size,
+            **options,
+        )
+        return (written(best, self.tokenizer, len(source)) for source, best in zip(kept, found, strict=True))
+
+    @property
+    def _vocab_size(self) -> int | None:
+        """Ids from there on only pad the embedding."""
+        return None if self.tokenizer is None else self.tokenizer.vocab_size
+
+    def _read_prompts(
+        self, prompts: Sequence[Prompt] | Tensor, parse_special: bool
+    ) -> tuple[list[list[int]], Tensor | None, Tensor | None, list[int]]:
+        """What the decoder starts from, the source and its lengths (`_read_sources`), and the counts to be told."""
+        check_prompts(self.network, [])
+        check_flag("parse_special", parse_special)
+        if self.network.encoder is not None:
+            source, lengths_B, counts = self._read_sources(prompts, parse_special)
+            return [self._start()] * len(counts), source, lengths_B, counts
+        if isinstance(prompts, Tensor):
+            raise UsageError(
+                f"a tensor of {prompts.dtype} is no prompt: ids are whole numbers, and features are for an "
+                "encoder-decoder"
+            )
+        rows = [
+            prompt_ids(self.tokenizer, prompt, parse_special=parse_special, where=f"prompt {number}")
+            for number, prompt in enumerate(prompts)
+        ]
+        return rows, None, None, [len(row) for row in rows]
 
     def _start(self) -> list[int]:
         """What the decoder of an encoder-decoder starts from."""
@@ -195,18 +343,34 @@ class Model:
                 wanted = "ids" if isinstance(reads, TokenInputConfig) else "features [B, S, W]"
                 raise UsageError(f"the encoder reads {wanted}, not a tensor {list(sources.shape)} of {sources.dtype}")
             return sources.to(parameter.device, parameter.dtype), None, [sources.shape[1]] * len(sources)
-        if isinstance(reads, FeatureInputConfig) and len(sources):
-            raise UsageError("the encoder reads features, not texts or ids", hint="a float tensor [B, S, W]")
         rows = [
-            whole_ids(self.tokenizer, source, parse_special=parse_special, where=f"source {number}")
+            self._source_ids(source, f"source {number}", parse_special=parse_special)
             for number, source in enumerate(sources)
         ]
         for number, row in enumerate(rows):
             if not row:
                 raise UsageError(f"source {number} is empty: there is nothing to read")
-            check_ids(row, self.network.encoder.config.vocab_size, f"source {number}")
         ids_BS, lengths_B = pad(rows, parameter.device)
         return ids_BS, lengths_B, [len(row) for row in rows]
+
+    def _source_line(self, text: Prompt, where: str) -> list[int]:
+        """The ids of a source to be translated, none of a blank text."""
+        return [] if isinstance(text, str) and not text.strip() else self._source_ids(text, where)
+
+    def _source_ids(self, source: Prompt, where: str, *, parse_special: bool = False) -> list[int]:
+        """The ids of a source that the encoder can read; `where` names it in errors."""
+        assert self.network.encoder is not None
+        config = self.network.encoder.config
+        if isinstance(config.input, FeatureInputConfig):
+            raise UsageError("the encoder reads features, not texts or ids", hint="a float tensor [B, S, W]")
+        ids = whole_ids(self.source_tokenizer, source, parse_special=parse_special, where=where)
+        if len(ids) > config.max_seq_len:
+            raise UsageError(
+                f"{where} has {len(ids)} tokens, which do not fit the encoder's context of {config.max_seq_len}",
+                hint="a shorter text, or a model with a larger max_seq_len",
+            )
+        check_ids(ids, config.vocab_size, where)
+        return ids
 
     # --- judging ------------------------------------------------------------------------------------------------------
 
@@ -233,6 +397,30 @@ class Model:
             return [self.fill_mask(one, top=top) for one in text]
         found: list[list[Candidate]] = fill_mask(self.network, self.tokenizer, text, top)
         return found[0] if len(found) == 1 else found
+
+    def classify(self, text: Any, *, top: int | None = None, batch_size: int = 32) -> Any:
+        """Which class `text` belongs to: a `Classification`.
+
+        text: a text or a list of ids; a list of these gives a list, computed `batch_size` at a time. A text longer than
+        the context is cut, as in training. top: the probabilities of so many classes, the likeliest (None: of all).
+
+        The result of a text does not depend on the other texts. Raises UsageError for models that do not classify.
+        """
+        labels = class_labels(self.config)
+        if top is not None:
+            check_count("top", top, least=1)
+        batch_size = check_count("batch_size", batch_size, least=1)
+        text = listed(text)
+        rows = []
+        for number, one in enumerate([text] if is_one(text) else text):
+            blank = isinstance(one, str) and not one.strip()
+            rows.append(whole_ids(self.tokenizer, "" if blank else one, where=f"text {number}"))
+            if not rows[-1]:
+                raise UsageError(f"text {number} is empty: there is nothing to read")
+            check_ids(rows[-1], self.network.config.vocab_size, f"text {number}")
+        end_id = next(iter(end_of(self.tokenizer)), None)
+        found = classify(self.network, rows, labels, end_id=end_id, top=top, batch_size=batch_size)
+        return found[0] if is_one(text) else found
 
 
 def load(
@@ -261,7 +449,8 @@ def load(
     chosen = choose_device(device)
     precision = torch.float32 if dtype == "auto" and chosen.type != "cuda" else choose_dtype(dtype, chosen)
     loaded = load_checkpoint(path, allow=(allow,) if isinstance(allow, str) else tuple(allow))
-    return Model(loaded.network.to(chosen, precision).eval(), loaded.tokenizer, loaded.config)
+    network = loaded.network.to(chosen, precision).eval()
+    return Model(network, loaded.tokenizer, loaded.config, loaded.source_tokenizer)
 
 
 def _seeds(seed: int | Sequence[int] | None, count: int) -> list[int]:

@@ -68,6 +68,19 @@ def test_a_row_that_ends_leaves_the_others_as_they_are() -> None:
     assert "length" in ended.finish_reasons
 
 
+def test_rows_that_have_ended_leave_the_cached_batch() -> None:
+    made = network()
+    full = decode(made, PROMPTS).generated
+    rows: list[int] = []
+    made.register_forward_pre_hook(lambda _, args: rows.append(len(args[0])))
+    decoding = Decoding(made, PROMPTS, sampling=GREEDY, seeds=SEEDS, max_new_tokens=6)
+    for token in decoding:
+        if len(decoding.generated[token.row]) == token.row + 1:
+            decoding.stop(token.row)
+    assert rows == [4, 3, 2, 1]
+    assert decoding.generated == [ids[: row + 1] for row, ids in enumerate(full)]
+
+
 @pytest.mark.parametrize("use_cache", [True, False])
 def test_stopping_a_row_from_outside_ends_it_and_no_other(use_cache: bool) -> None:
     made = network()
@@ -134,7 +147,7 @@ def test_models_that_do_not_generate_say_so() -> None:
     with pytest.raises(UsageError, match="family encoder"):
         decode(network(family="encoder"), [[257]])
     with pytest.raises(UsageError, match="classifier"):
-        decode(network(head={"kind": "classifier"}), [[257]])
+        decode(network(head={"kind": "classifier", "num_classes": 2}), [[257]])
 
 
 def test_only_the_last_positions_pass_the_head_and_a_cached_step_reads_one_token() -> None:

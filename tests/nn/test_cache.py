@@ -13,6 +13,7 @@ from qkv.config.errors import UsageError
 from qkv.config.model import ModelConfig
 from qkv.nn import Cache, Transformer
 from qkv.nn.cache import LayerCache
+from qkv.nn.mask import Causal, Documents, Padding, Prefix, Window
 
 from .matrix import one_thread  # noqa: F401
 
@@ -262,6 +263,91 @@ def test_an_empty_cache_still_needs_a_source() -> None:
     net = network("encoder-decoder")
     with pytest.raises(UsageError, match="source"):
         net(ids_of(), cache=net.new_cache(2))
+
+
+# --- rows that move, multiply and leave -------------------------------------------------------------------------------
+
+
+@KINDS
+@FAMILIES
+@pytest.mark.parametrize("rows", [[2, 0, 1], [1, 1, 1, 2, 0], [2], [0, 2], [1, 1]])
+@pytest.mark.parametrize("ragged", [False, True], ids=["even", "ragged"])
+def test_selected_rows_go_on_as_if_they_had_always_stood_there(
+    capacity: int | None, family: str, rows: list[int], ragged: bool
+) -> None:
+    net, inputs, step = network(family), first_call(family, rows=3), ids_of(len(rows), 2, seed=9)
+    hidden = {}
+    if ragged:
+        hidden["lengths"] = torch.tensor([4, 6, 2])
+        if family == "encoder-decoder":
+            hidden["source_lengths"] = torch.tensor([5, 2, 3])
+    moved, placed = net.new_cache(3, capacity), net.new_cache(len(rows), capacity)
+    net(**inputs, **hidden, cache=moved)
+    net(**{name: value[rows] for name, value in (inputs | hidden).items()}, cache=placed)
+    moved.select(rows)
+    assert (moved.batch, moved.longest, moved.even) == (placed.batch, placed.longest, placed.even)
+    assert torch.equal(moved.lengths_B, placed.lengths_B)
+    equal(net(step[:, :1], cache=moved), net(step[:, :1], cache=placed))
+    equal(net(step[:, 1:], cache=moved), net(step[:, 1:], cache=placed))
+    moved.reset()
+    again = first_call(family, rows=len(rows), seed=4)
+    equal(net(**again, cache=moved), net(**again))
+
+
+@KINDS
+def test_rows_that_share_a_source_equal_rows_that_have_one_each(capacity: int | None) -> None:
+    net, inputs = network("encoder-decoder"), first_call("encoder-decoder", rows=3)
+    lengths = {"source_lengths": torch.tensor([5, 2, 3])}
+    shared, apart = net.new_cache(3, capacity), net.new_cache(3, capacity)
+    for cache in (shared, apart):
+        net(**inputs, **lengths, cache=cache)
+    for rows, sources in (([0, 0, 1, 1, 2, 2], 3), ([1, 0, 2, 2, 5, 4], 3), ([4, 4, 1, 0], 2), ([3, 2], 1)):
+        shared.select(rows, 2)
+        apart.select(rows)
+        for length in (1, 2):
+            step = ids_of(len(rows), length, seed=length)
+            equal(net(step, cache=shared), net(step, cache=apart))
+        assert {len(cross.k_BGSD) for cross in shared.cross} == {sources}
+        assert {len(cross.k_BGSD) for cross in apart.cross} == {len(rows)}
+    shared.reset()
+    again = first_call("encoder-decoder", seed=4)
+    equal(net(**again, cache=shared), net(**again))
+
+
+def test_what_is_held_of_a_source_is_not_copied_while_the_sources_stay() -> None:
+    net = network("encoder-decoder")
+    cache = net.new_cache(2)
+    net(**first_call("encoder-decoder"), cache=cache)
+    places = [cross.k_BGSD.data_ptr() for cross in cache.cross]
+    for rows in ([0, 0, 1, 1], [1, 0, 3, 3]):
+        cache.select(rows, 2)
+        net(ids_of(4, 1), cache=cache)
+        assert [cross.k_BGSD.data_ptr() for cross in cache.cross] == places
+
+
+def test_rows_of_different_sources_cannot_share_one() -> None:
+    net = network("encoder-decoder")
+    cache = net.new_cache(2)
+    net(**first_call("encoder-decoder"), cache=cache)
+    for rows in ([0, 1], [0, 0, 1], [0, 0, 1, 0]):
+        with pytest.raises(UsageError, match="share a source"):
+            cache.select(rows, 2)
+    equal(net(ids_of(2, 1), cache=cache), net(ids_of(2, 1), cache=cache_after(net, first_call("encoder-decoder"))))
+
+
+def cache_after(net: Transformer, inputs: dict[str, Tensor]) -> Cache:
+    cache = net.new_cache(2)
+    net(**inputs, cache=cache)
+    return cache
+
+
+def test_every_rule_can_be_selected() -> None:
+    """Whatever a cache keeps of its source's rule, nested or not."""
+    q_BT1, k_11S = torch.arange(4)[None, :, None], torch.arange(6)[None, None]
+    documents = Documents(ids_of(3, 4) % 2, ids_of(3, 6, seed=1) % 2)
+    rule = Causal() & Window(3) | Prefix(torch.tensor([1, 3, 2])) | (documents & Padding(torch.tensor([6, 2, 4])))
+    rows = torch.tensor([2, 0, 0, 1])
+    assert torch.equal(rule.select(rows).allow(q_BT1, k_11S), rule.allow(q_BT1, k_11S)[rows])
 
 
 # --- refusals ---------------------------------------------------------------------------------------------------------

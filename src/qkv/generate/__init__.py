@@ -1,23 +1,34 @@
-"""Logits -> tokens -> text: sampling, stopping, decoding with and without a cache, scoring, filling gaps."""
+"""Logits -> tokens -> text: sampling, beam search, stopping, decoding, translating, scoring, filling gaps."""
 
+from qkv.generate.beam import Beams, Hypothesis, beam_search
+from qkv.generate.classify import Classification, classify
 from qkv.generate.decode import Decoding, Token
 from qkv.generate.masked import Candidate, fill_mask
 from qkv.generate.sampling import Sampling
 from qkv.generate.scoring import Score, score
 from qkv.generate.stopping import StopStrings
 from qkv.generate.text import Generation, TextStream, TokenLogprob, Writing
+from qkv.generate.translate import Alternative, Translation, translate
 
 __all__ = [
+    "Alternative",
+    "Beams",
     "Candidate",
+    "Classification",
     "Decoding",
     "Generation",
+    "Hypothesis",
     "Sampling",
     "Score",
     "StopStrings",
     "TextStream",
     "Token",
     "TokenLogprob",
+    "Translation",
     "Writing",
+    "beam_search",
+    "classify",
     "fill_mask",
     "score",
+    "translate",
 ]

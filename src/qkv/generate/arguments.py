@@ -10,8 +10,8 @@ from typing import Any
 from qkv.config.errors import UsageError, nearest
 
 _ELSEWHERE = {
-    "beam_size": ("beams are not supported yet: they come with translation", None),
-    "num_beams": ("beams are not supported yet: they come with translation", None),
+    "beam_size": ("a beam search knows its text only at the end, so there is nothing to stream", "generate"),
+    "num_beams": ("there is no option 'num_beams'", "beam_size"),
     "num_samples": ("one text is streamed at a time, so there is no num_samples", "generate, or one stream per seed"),
 }
 """Options that are meant, but not here."""

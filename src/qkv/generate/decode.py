@@ -80,10 +80,10 @@ class Decoding:
             raise UsageError("there is one seed per prompt, each from 0 to 2^64 - 1")
         self._limits = [min(max_new_tokens, context - len(prompt)) for prompt in self.prompts]
         self._end_full_rows(range(len(self.prompts)))
-        self._batch = self.running
+        self._cached_rows = self.running
         self._source, self._source_lengths = source, source_lengths
         self._modules = list(network.modules())  # walking the tree anew would cost a tenth of a small model's step
-        self._cache = network.new_cache(len(self._batch)) if use_cache and self._batch else None
+        self._cache = network.new_cache(len(self._cached_rows)) if use_cache and self._cached_rows else None
 
     @property
     def running(self) -> list[int]:
@@ -131,33 +131,35 @@ class Decoding:
     def _uncached(self, running: list[int]) -> Tensor:
         """Logits [B, V] of the running rows from all their tokens."""
         rows = [self.prompts[row] + self.generated[row] for row in running]
-        return self._forward(*pad(rows, device_of(self.network)), self._source_of(running))
+        return last_logits(self.network, rows, source=source_of(self._source, self._source_lengths, running))
 
     def _cached(self, running: list[int], cache: Cache) -> Tensor:
-        """Logits [B, V] of the running rows from the tokens that the cache does not hold yet.
+        """Logits [B, V] of the running rows from the tokens that the cache does not hold yet."""
+        first = not any(self.generated)
+        new = [self.prompts[row] if first else self.generated[row][-1:] for row in running]
+        cache.select([self._cached_rows.index(row) for row in running])  # rows that have ended leave
+        self._cached_rows = running
+        source = source_of(self._source, self._source_lengths, running) if first else None
+        return last_logits(self.network, new, cache, source)
 
-        Rows that have ended stay in the batch with no real token.
-        """
-        if not any(self.generated):
-            new = [self.prompts[row] for row in self._batch]
-            source = self._source_of(self._batch)
-        else:
-            new = [self.generated[row][-1:] if self.finish_reasons[row] is None else [] for row in self._batch]
-            source = {}
-        scores_BV = self._forward(*pad(new, device_of(self.network)), source, cache)
-        return scores_BV[[self._batch.index(row) for row in running]]
 
-    def _forward(
-        self, ids_BT: Tensor, lengths_B: Tensor | None, source: dict[str, Tensor | None], cache: Cache | None = None
-    ) -> Tensor:
-        scores_B1V: Tensor = self.network(ids_BT, lengths=lengths_B, cache=cache, logits="last", **source)
-        return scores_B1V[:, -1]
+def last_logits(
+    network: Transformer,
+    rows: Sequence[Sequence[int]],
+    cache: Cache | None = None,
+    source: dict[str, Tensor | None] | None = None,
+) -> Tensor:
+    """The logits [B, V] after each row's last token; `source`: see `source_of`."""
+    ids_BT, lengths_B = pad(rows, device_of(network))
+    scores_B1V: Tensor = network(ids_BT, lengths=lengths_B, cache=cache, logits="last", **(source or {}))
+    return scores_B1V[:, -1]
 
-    def _source_of(self, rows: list[int]) -> dict[str, Tensor | None]:
-        if self._source is None:
-            return {}
-        lengths_B = None if self._source_lengths is None else self._source_lengths[rows]
-        return {"source": self._source[rows], "source_lengths": lengths_B}
+
+def source_of(source: Tensor | None, lengths_B: Tensor | None, rows: list[int]) -> dict[str, Tensor | None]:
+    """The network's arguments for these rows of a source; none where there is no source."""
+    if source is None:
+        return {}
+    return {"source": source[rows], "source_lengths": None if lengths_B is None else lengths_B[rows]}
 
 
 def check_prompts(network: Transformer, prompts: Sequence[Sequence[int]]) -> int:
@@ -191,9 +193,9 @@ def check_ids(ids: Sequence[int], vocab_size: int | None, where: str) -> None:
 def pad(rows: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor | None]:
     """Ids [B, T] padded with zeros on the right, and the rows' lengths [B], None where all are equal."""
     lengths = [len(row) for row in rows]
-    longest = max(lengths)
-    ids_BT = torch.tensor([[*row, *[0] * (longest - len(row))] for row in rows], device=device)
-    return ids_BT, None if min(lengths) == longest else torch.tensor(lengths, device=device)
+    longest = max(lengths, default=0)
+    ids_BT = torch.tensor([[*row, *[0] * (longest - len(row))] for row in rows], dtype=torch.int64, device=device)
+    return ids_BT, None if len(set(lengths)) <= 1 else torch.tensor(lengths, device=device)
 
 
 def ranked(

@@ -31,6 +31,7 @@ class BlockInputs:
     cache: LayerCache | None = None
     cross_cache: CrossCache | None = None
     end: int = 0
+    rows_per_source: int = 1
 
 
 class Sublayer(nn.Module):
@@ -70,11 +71,15 @@ class SelfAttentionSublayer(Sublayer):
 
 
 class CrossAttentionSublayer(Sublayer):
-    """Queries from the stream, keys and values from the source's memory."""
+    """Queries from the stream, keys and values from the source's memory.
+
+    Rows that share a source are queries of one row: the order of queries means nothing to a source.
+    """
 
     def call(self, x_BTM: Tensor, inputs: BlockInputs) -> Tensor:
-        out: Tensor = self.function(x_BTM, inputs.memory_BSN, mask=inputs.memory_mask, cache=inputs.cross_cache)
-        return out
+        q_BTM = x_BTM.reshape(x_BTM.shape[0] // inputs.rows_per_source, -1, x_BTM.shape[2])
+        out: Tensor = self.function(q_BTM, inputs.memory_BSN, mask=inputs.memory_mask, cache=inputs.cross_cache)
+        return out.reshape(x_BTM.shape)
 
 
 class Block(nn.Module):
@@ -176,8 +181,10 @@ class Stack(nn.Module):
         phases = [position.phases(positions_BT, dtype) for position in self.positions]  # type: ignore[operator]
         masks: dict[int | None, Mask] = {}
         memory_mask = None
+        sharing = cache.rows_per_source if cache is not None else 1
         if memory_BSN is not None or (cache is not None and cache.has_source):
-            memory_mask = Mask(memory_rule, slots, _memory_length(memory_BSN, cache), aligned=False)
+            queries = torch.arange(length * sharing, device=x_BTM.device)
+            memory_mask = Mask(memory_rule, queries, _memory_length(memory_BSN, cache), aligned=False)
         state = self.residual.enter(x_BTM)
         for layer, block in enumerate(self.blocks):
             window = self.window_of_layer[layer]
@@ -191,6 +198,7 @@ class Stack(nn.Module):
                 cache.layers[layer] if cache is not None else None,
                 cache.cross[layer] if cache is not None else None,
                 end,
+                sharing,
             )
             state = block(state, inputs)
         hidden: Tensor = self.final_norm(self.residual.exit(state))

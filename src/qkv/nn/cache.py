@@ -1,10 +1,11 @@
 """Keys and values of tokens already seen.
 
 A cache is passed to `forward` and belongs to its caller. Every kind obeys one law: any split of a sequence into chunks
-gives the logits of the full forward. Each row has its own length, so prompts of unequal length share a batch. Caches
-serve inference: use them under `torch.no_grad()`.
+gives the logits of the full forward. Each row has its own length, so prompts of unequal length share a batch. By
+`Cache.select` rows move, multiply and leave; a kind that cannot do that raises UsageError there, and so refuses beams.
+Caches serve inference: use them under `torch.no_grad()`.
 
-Shapes: B rows, G key/value heads, S slots held, T new tokens, D head width.
+Shapes: B rows, G key/value heads, S slots held, T new tokens, D head width, N rows after a selection.
 """
 
 from __future__ import annotations
@@ -18,7 +19,20 @@ from qkv.config.errors import UsageError
 from qkv.nn.mask import Rule
 
 
-class LayerCache:
+class KeysValues:
+    """What a layer holds; None before the first token."""
+
+    def __init__(self) -> None:
+        self.k_BGSD: Tensor | None = None
+        self.v_BGSD: Tensor | None = None
+
+    def select(self, rows_N: Tensor) -> None:
+        """Row n becomes what row rows_N[n] was."""
+        if self.k_BGSD is not None and self.v_BGSD is not None:
+            self.k_BGSD, self.v_BGSD = self.k_BGSD.index_select(0, rows_N), self.v_BGSD.index_select(0, rows_N)
+
+
+class LayerCache(KeysValues):
     """One layer's keys and values; memory is zero where nothing was written, never uninitialised (0 x NaN is NaN).
 
     `capacity` None: the buffers grow as needed, doubling, so that appending n tokens copies O(n). Otherwise they are
@@ -26,9 +40,8 @@ class LayerCache:
     """
 
     def __init__(self, capacity: int | None) -> None:
+        super().__init__()
         self.capacity = capacity
-        self.k_BGSD: Tensor | None = None
-        self.v_BGSD: Tensor | None = None
 
     def append(self, k_BGTD: Tensor, v_BGTD: Tensor, slots: Tensor, end: int) -> tuple[Tensor, Tensor]:
         """Write new keys and values at `slots` ([T], or [B, T] where rows differ) and return all that is held.
@@ -66,12 +79,8 @@ class LayerCache:
                 held.zero_()
 
 
-class CrossCache:
+class CrossCache(KeysValues):
     """One layer's keys and values of the source: computed once, then only read."""
-
-    def __init__(self) -> None:
-        self.k_BGSD: Tensor | None = None
-        self.v_BGSD: Tensor | None = None
 
     def reset(self) -> None:
         self.k_BGSD = self.v_BGSD = None
@@ -96,6 +105,8 @@ class Cache:
         """All rows have the same length."""
         self.source_rule: Rule | None = None
         self.has_source = False
+        self.rows_per_source = 1
+        """So many rows next to each other share a source, whose keys and values are held once."""
 
     def slots(self, count: int) -> Tensor:
         """The slots of the next `count` tokens: [T] where all rows agree and may grow, else [B, T]."""
@@ -121,8 +132,44 @@ class Cache:
             self.longest += count
         else:
             self.lengths_B = self.lengths_B + lengths_B
-            self.longest = int(self.lengths_B.max())
-            self.even = bool((self.lengths_B == self.longest).all())
+            self._measure()
+
+    def select(self, rows: Sequence[int], rows_per_source: int = 1) -> None:
+        """Row n becomes what row rows[n] was: rows may move, be repeated and be left out.
+
+        Where there is a source, each `rows_per_source` rows next to each other share one from now on, as the beams of a
+        search do: what is held of it is not repeated, nor copied while the sources stay as they are. Raises UsageError
+        where such rows had different sources.
+        """
+        if self.has_source:
+            self._select_sources([row // self.rows_per_source for row in rows], rows_per_source)
+        if list(rows) != list(range(self.batch)):
+            rows_N = torch.tensor(rows, device=self.lengths_B.device)
+            for layer in self.layers:
+                layer.select(rows_N)
+            self.lengths_B = self.lengths_B[rows_N]
+            if not self.even:
+                self._measure()
+        self.batch = len(rows)
+
+    def _select_sources(self, source_of_row: list[int], rows_per_source: int) -> None:
+        kept = source_of_row[::rows_per_source]
+        if source_of_row != [source for source in kept for _ in range(rows_per_source)]:
+            raise UsageError(
+                f"rows that share a source are {rows_per_source} by {rows_per_source} of one, not {source_of_row}"
+            )
+        if kept != list(range(self.batch // self.rows_per_source)):
+            rows_N = torch.tensor(kept, device=self.lengths_B.device)
+            for cross in self.cross:
+                if cross is not None:
+                    cross.select(rows_N)
+            if self.source_rule is not None:
+                self.source_rule = self.source_rule.select(rows_N)
+        self.rows_per_source = rows_per_source
+
+    def _measure(self) -> None:
+        self.longest = int(self.lengths_B.max())
+        self.even = bool((self.lengths_B == self.longest).all())
 
     def reset(self) -> None:
         """Empty the cache for another sequence; what was held leaves no trace."""
@@ -133,4 +180,4 @@ class Cache:
                 cross.reset()
         self.lengths_B = torch.zeros_like(self.lengths_B)
         self.longest, self.even = 0, True
-        self.source_rule, self.has_source = None, False
+        self.source_rule, self.has_source, self.rows_per_source = None, False, 1

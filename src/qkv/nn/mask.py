@@ -9,12 +9,14 @@ Shapes: B batch (or 1), T query slots, S key slots.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 
+@dataclass(frozen=True, eq=False)
 class Rule:
     """Base of the rules."""
 
@@ -24,6 +26,10 @@ class Rule:
         q_BT1: [B or 1, T, 1]; k_1S: [1, 1, S]; both int64.
         """
         raise TypeError(f"{type(self).__name__} does not say what it allows")
+
+    def select(self, rows_N: Tensor) -> Rule:
+        """The rule for other rows: row n is treated as row rows_N[n] was. Tensors of a rule have rows as first axis."""
+        return replace(self, **{field.name: _select(getattr(self, field.name), rows_N) for field in fields(self)})
 
     def __and__(self, other: Rule) -> Rule:
         return And((self, other))
@@ -110,6 +116,12 @@ class Or(Rule):
         for rule in self.rules[1:]:
             allowed = allowed | rule.allow(q_BT1, k_1S)
         return allowed
+
+
+def _select(value: Any, rows_N: Tensor) -> Any:
+    if isinstance(value, Tensor):
+        return value[rows_N]
+    return tuple(rule.select(rows_N) for rule in value) if isinstance(value, tuple) else value
 
 
 def paddings(rule: Rule | None) -> list[Padding]:

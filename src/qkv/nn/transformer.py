@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from qkv.config.errors import ConfigError, UsageError
 from qkv.config.model import ModelConfig, StackConfig
-from qkv.config.parts import TokenInputConfig
+from qkv.config.parts import ClassifierHeadConfig, TokenInputConfig
 from qkv.nn.arguments import IGNORE, check_arguments, check_sequence
 from qkv.nn.block import Stack
 from qkv.nn.build import Dims, build
@@ -72,6 +72,11 @@ class Transformer(nn.Module):
         if config.head is not None and config.head.predicts_tokens and last.vocab_size is None:
             raise ConfigError(
                 "`model.vocab_size` is not known, and the head predicts tokens", hint="model.vocab_size=4096"
+            )
+        if isinstance(config.head, ClassifierHeadConfig) and config.head.num_classes is None:
+            raise ConfigError(
+                "`model.head.num_classes` is not known yet",
+                hint="model.head.num_classes=2, or a run that takes the labels of its data",
             )
         # weights are drawn once, by `init`: the modules' own defaults would be drawn only to be thrown away
         with torch.device("meta"):

@@ -1,0 +1,84 @@
+"""Which class a text belongs to.
+
+Shapes: N texts of a batch, C classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from qkv.config.errors import UsageError
+from qkv.config.parts import ClassifierHeadConfig
+from qkv.config.run import ClassifyObjectiveConfig, Config
+from qkv.data.rows import cut
+from qkv.generate.decode import device_of, evaluating, pad
+from qkv.generate.sampling import refuse_non_finite
+from qkv.nn.transformer import Transformer
+
+
+@dataclass(frozen=True)
+class Classification:
+    """The likeliest class of a text; `probabilities` of the classes by label, the likeliest first."""
+
+    label: str
+    probability: float
+    probabilities: dict[str, float]
+
+
+def class_labels(config: Config) -> tuple[str, ...]:
+    """What a classifier's classes are called, in the order of their numbers: by these where they have no names.
+
+    Raises UsageError for a model that does not classify.
+    """
+    head, objective = config.model.head, config.objective
+    if not isinstance(head, ClassifierHeadConfig):
+        raise UsageError(
+            f"a model of family {config.model.family} with a head of kind {head.kind if head else None} does not "
+            "classify",
+            hint="a model trained with model.head.kind=classifier",
+        )
+    assert head.num_classes is not None  # the network was built
+    labels = objective.labels if isinstance(objective, ClassifyObjectiveConfig) else None
+    if labels is None:
+        return tuple(map(str, range(head.num_classes)))
+    if len(labels) != head.num_classes:
+        raise UsageError(
+            f"the model tells {head.num_classes} classes apart, and its configuration names {len(labels)}",
+            where="objective.labels",
+        )
+    return labels
+
+
+@torch.inference_mode()
+def classify(
+    network: Transformer,
+    texts: Sequence[Sequence[int]],
+    labels: Sequence[str],
+    *,
+    end_id: int | None = None,
+    top: int | None = None,
+    batch_size: int = 32,
+) -> list[Classification]:
+    """The class of each text, given as ids, with the probabilities of the `top` likeliest classes (None: of all).
+
+    A text longer than the context is cut, and still ends with `end_id`, as in training. Texts of like length share a
+    batch; none depends on the others. Raises QkvError for probabilities that are not finite.
+    """
+    rows = [cut(ids, network.config.context, end_id) for ids in texts]
+    order = sorted(range(len(rows)), key=lambda number: len(rows[number]))
+    found: dict[int, Classification] = {}
+    with evaluating(network.modules()):
+        for first in range(0, len(order), batch_size):
+            numbers = order[first : first + batch_size]
+            ids_NT, lengths_N = pad([rows[number] for number in numbers], device_of(network))
+            logits_NC = network(ids_NT, lengths=lengths_N).float().cpu()
+            refuse_non_finite(logits_NC, numbers, 1)
+            p_NC, classes_NC = logits_NC.softmax(-1).sort(descending=True, stable=True)
+            for number, p_C, classes_C in zip(numbers, p_NC.tolist(), classes_NC.tolist(), strict=True):
+                ranked = {labels[c]: p for c, p in zip(classes_C, p_C, strict=True)}
+                label, probability = next(iter(ranked.items()))
+                found[number] = Classification(label, probability, dict(list(ranked.items())[:top]))
+    return [found[number] for number in range(len(rows))]

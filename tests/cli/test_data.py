@@ -141,3 +141,107 @@ def test_text_that_fills_no_row_is_refused_with_both_numbers(config, tmp_path, c
     assert (code, out) == (1, "")
     assert "4 training tokens" in err
     assert "17" in err
+
+
+# --- pairs, texts with labels, denoising ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def pairs(tmp_path: Path) -> Path:
+    lines = [f"{'a' * (1 + number % 9)}\t{'b' * (1 + number % 5)}{number}\n" for number in range(40)]
+    (tmp_path / "pairs.tsv").write_text("".join([*lines, f"{'a' * 30}\tb\n", "\tb\n"]), encoding="utf-8")
+    path = tmp_path / "pairs.yaml"
+    path.write_text(
+        "extends: encoder-decoder-tiny\n"
+        "model: {vocab_size: null, tie_embeddings: none, max_seq_len: 16}\n"
+        "tokenizer: {source: {kind: char}, target: {kind: byte}}\n"
+        f"data: {{train: ['{(tmp_path / 'pairs.tsv').as_posix()}'], validation: 0.2}}\n"
+        "train: {batch_tokens: 64}\n",
+        encoding="utf-8",
+    )
+    return path
+
+
+@pytest.fixture
+def reviews(tmp_path: Path) -> Path:
+    lines = [f"{'good' if number % 2 else 'bad'} {number}\t{number % 2}\n" for number in range(30)]
+    (tmp_path / "reviews.tsv").write_text("".join(["text\tlabel\n", *lines]), encoding="utf-8")
+    path = tmp_path / "reviews.yaml"
+    path.write_text(
+        "extends: encoder-tiny\n"
+        "model: {vocab_size: null, tie_embeddings: none, max_seq_len: 8, head: {kind: classifier}}\n"
+        "tokenizer: {kind: byte}\n"
+        "objective: null\n"
+        f"data: {{train: ['{(tmp_path / 'reviews.tsv').as_posix()}'], validation: 0}}\n",
+        encoding="utf-8",
+    )
+    return path
+
+
+def test_prepare_counts_pairs_and_says_what_is_left_out(pairs, capsys) -> None:
+    told = json.loads(run(capsys, "data", "prepare", pairs, "--json")[1])
+    assert told["train"]["pairs"] + told["validation"]["pairs"] == 40
+    assert told["train"].keys() == {"pairs", "source_tokens", "target_tokens"}
+    assert [note.partition(" ")[0] for note in told["notes"]] == ["1", "1"]
+    assert (told["tokenizer"]["kind"], told["source_tokenizer"]["kind"]) == ("byte", "char")
+    assert len(told["folders"]) == 2
+    code, out, err = run(capsys, "data", "prepare", pairs)
+    assert code == 0
+    assert f"{told['train']['pairs']} pairs, {told['train']['source_tokens']:,} source tokens" in out
+    assert "source tokenizer  char" in out
+    assert err.splitlines() == told["notes"]
+    nothing = json.loads(run(capsys, "data", "prepare", pairs, "data.validation=0", "--json")[1])["validation"]
+    assert nothing == {"pairs": 0, "source_tokens": 0, "target_tokens": 0}
+
+
+def test_show_draws_the_source_beside_the_target(pairs, capsys) -> None:
+    code, out, err = run(capsys, "data", "show", pairs, "--rows", "99")
+    assert code == 0
+    assert "source and" in err
+    head, *lines = out.splitlines()[1:]
+    assert head.split() == ["slot", "id", "source", "id", "target", "label"]
+    assert lines[0].split()[:6] == ["0", "1", "'<bos>'", "257", "'<bos>'", "98"]
+    drawn = [line.split() for line in out.splitlines() if line[:5].strip().isdigit()]
+    batch = json.loads(run(capsys, "data", "show", pairs, "--json")[1])
+    assert list(batch)[-2:] == ["source", "source_lengths"]
+    padding = sum(len(row) for row in batch["source"]) - sum(batch["source_lengths"])
+    padding += sum(len(row) for row in batch["inputs"]) - sum(batch["lengths"])
+    assert sum(cells.count("padding") for cells in drawn) == padding > 0
+    assert all(row[0] == 257 for row in batch["inputs"])
+
+
+def test_show_and_prepare_name_the_classes_of_texts(reviews, capsys) -> None:
+    told = json.loads(run(capsys, "data", "prepare", reviews, "--json")[1])
+    assert told["train"] == {"texts": 30, "tokens": told["train"]["tokens"], "labels": {"0": 15, "1": 15}}
+    code, out, _ = run(capsys, "data", "prepare", reviews)
+    assert code == 0
+    assert "15 of `0`, 15 of `1`" in out
+    code, out, err = run(capsys, "data", "show", reviews, "--rows", "99")
+    assert code == 0
+    assert "30 of 30 training texts are cut" not in err
+    rows = out.split("row ")[1:]
+    assert len(rows) == 30
+    for row in rows:
+        assert ("label '1'" in row) == ("'g'" in row)
+        assert "0 to 0" not in row, "an encoder looks ahead"
+    batch = json.loads(run(capsys, "data", "show", reviews, "--json")[1])
+    assert sorted(batch["labels"]) == [0] * 15 + [1] * 15
+    assert "source" not in batch
+
+
+@pytest.mark.parametrize(("objective", "hidden"), [("denoise", "<mask>"), ("span", "<extra_id_0>")])
+def test_show_of_denoising_has_the_damaged_text_as_source(config, capsys, objective: str, hidden: str) -> None:
+    changes = ("model.family=encoder-decoder", f"objective.kind={objective}", "tokenizer={kind: byte}")
+    code, out, err = run(capsys, "data", "show", config, *changes, "--rows", "99")
+    assert code == 0
+    assert objective in err
+    assert hidden in out
+    batch = json.loads(run(capsys, "data", "show", config, *changes, "--json")[1])
+    assert max(batch["source_lengths"]) <= 16
+    assert max(batch["lengths"]) <= 16
+
+
+def test_a_text_too_short_for_a_window_is_long_enough_to_denoise(config, capsys) -> None:
+    changes = ("model.family=encoder-decoder", "objective.kind=denoise", "model.max_seq_len=5000")
+    code, _, err = run(capsys, "data", "prepare", config, *changes)
+    assert (code, err) == (0, "")

@@ -7,11 +7,15 @@ import math
 from pathlib import Path
 
 import pytest
+import sacrebleu
 import torch
+from generate.tiny import CONTEXT, byte_tokenizer, network
 
 from qkv import Config, Transformer
 from qkv.checkpoint.store import save_checkpoint
 from qkv.cli import main
+from qkv.evaluate import classification_scores, error_rate, exact_match, pronunciation_scores
+from qkv.model import Model
 from qkv.tokenizer.tokenizer import Tokenizer
 
 TEXT = "to be or not to be, that is the question. 我爱你\n" * 4
@@ -123,6 +127,11 @@ def test_an_encoder_is_scored_on_masked_tokens(tmp_path, text, capsys) -> None:
         (("--max-windows", "0"), 2, "max_windows"),
         (("--batch-size", "-1"), 2, "batch_size"),
         (("--task", "bleu"), 2, "`bleu`"),
+        (("--task", "classify"), 2, "classification"),
+        (("--task", "masked"), 2, "the task masked is not for a model of family decoder"),
+        (("--task", "translation"), 2, "--task language-model"),
+        (("--beam-size", "4"), 2, "--beam-size is for translation and pronunciation, and the task is language-model"),
+        (("--lowercase",), 2, "--lowercase is for translation"),
         (("--device", "gpu"), 2, "device"),
         (("--dtype", "int4"), 2, "int4"),
     ],
@@ -186,3 +195,196 @@ def test_a_figure_that_json_cannot_hold_is_null(model, text, capsys, monkeypatch
     monkeypatch.setattr(module, "perplexity", lambda *_, **__: module.Scores(900.0, math.inf, 0.0, 5))
     out = run(capsys, "eval", model, "--data", text, "--json")[1]
     assert json.loads(out, parse_constant=pytest.fail)["perplexity"] is None
+
+
+# --- pairs ------------------------------------------------------------------------------------------------------------
+
+SOURCES = ["one", "a longer line", "one", "ein\u2028Hund", ""]
+TARGETS = ["x y", "A  line\u2028of it", "z", "一只狗", ""]
+
+
+def translator(**data: object) -> Model:
+    made = network(family="encoder-decoder")
+    return Model(made, byte_tokenizer(), Config.model_validate({"model": made.config, "data": data or {}}))
+
+
+@pytest.fixture
+def pairs(tmp_path: Path) -> tuple[Path, Path]:
+    files = tmp_path / "a.source", tmp_path / "a.target"
+    for file, lines in zip(files, (SOURCES, TARGETS), strict=True):
+        file.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return files
+
+
+@pytest.fixture
+def translating(tmp_path: Path) -> Path:
+    translator().save(tmp_path / "translator")
+    return tmp_path / "translator"
+
+
+def test_translations_are_scored_against_the_raw_lines_as_sacrebleu_does(translating, pairs, tmp_path, capsys) -> None:
+    kept = tmp_path / "kept.txt"
+    sides = ("--source", pairs[0], "--target", pairs[1])
+    options = ("--beam-size", "2", "--batch-size", "2", "--tokenize", "char", "--lowercase", "-o", kept, "--json")
+    code, out, err = run(capsys, "eval", translating, *sides, *options)
+    figures, lines = json.loads(out), kept.read_text(encoding="utf-8").split("\n")[:-1]
+    assert (code, err, len(lines)) == (0, "", len(SOURCES))
+    bleu = sacrebleu.BLEU(tokenize="char", lowercase=True)
+    assert figures["bleu"] == pytest.approx(bleu.corpus_score(lines, [TARGETS]).score)
+    assert figures["signature"] == str(bleu.get_signature())
+    chrf = sacrebleu.CHRF(lowercase=True)
+    assert figures["chrf"] == pytest.approx(chrf.corpus_score(lines, [TARGETS]).score)
+    assert figures["chrf_signature"] == str(chrf.get_signature())
+    found = [one.text for one in translator().translate(list(dict.fromkeys(SOURCES)), beam_size=2)]
+    wanted = [["x y", "z"], *([target] for target in (TARGETS[1], *TARGETS[3:]))]
+    assert figures["exact_match"] == exact_match(found, wanted)
+    assert figures["word_error_rate"] == error_rate(found, wanted, "word")
+    assert figures["character_error_rate"] == error_rate(found, wanted, "character")
+    assert [figures[name] for name in ("sentences", "sources", "untranslated", "beam_size")] == [5, 4, 0, 2]
+    assert figures["sentences_per_second"] == pytest.approx(4 / figures["seconds"])
+
+
+def test_the_same_figures_of_translations_are_told_to_people(translating, pairs, capsys) -> None:
+    sides = ("--source", pairs[0], "--target", pairs[1])
+    figures = json.loads(run(capsys, "eval", translating, *sides, "--json")[1])
+    code, out, _ = run(capsys, "eval", translating, *sides)
+    assert code == 0
+    assert f"{figures['bleu']:.2f}  {figures['signature']}" in out
+    assert f"{figures['chrf']:.2f}  {figures['chrf_signature']}" in out
+    assert f"{figures['character_error_rate']:.2%}" in out
+    assert "5, 1 of them repeat a source" in out
+    assert "beam size 4" in out
+
+
+def test_pairs_may_be_one_file_and_are_by_default_what_the_run_held_out(pairs, tmp_path, capsys) -> None:
+    table = tmp_path / "pairs.tsv"
+    rows = [f"{a}\t{b}" for a, b in zip(SOURCES, TARGETS, strict=True) if a]  # a line of nothing else is no pair
+    table.write_text("\n".join(rows), encoding="utf-8")
+    for side, lines in zip(pairs, (SOURCES, TARGETS), strict=True):
+        side.write_text("\n".join(filter(None, lines)), encoding="utf-8")
+    held = {"source": [str(pairs[0])], "target": [str(pairs[1])]}
+    translator(kind="parallel", train=["gone.tsv"], validation=held).save(tmp_path / "m")
+    seen = [
+        json.loads(run(capsys, "eval", tmp_path / "m", *given, "--json")[1])
+        for given in ((), ("--data", table), ("--source", pairs[0], "--target", pairs[1]))
+    ]
+    for figures in seen:
+        del figures["seconds"], figures["sentences_per_second"]
+    assert seen[0] == seen[1] == seen[2]
+
+
+def test_a_source_that_the_context_does_not_hold_counts_as_untranslated(translating, tmp_path, capsys) -> None:
+    table = tmp_path / "pairs.tsv"
+    table.write_text(f"{'x' * CONTEXT}\tabc\none\tabc\n", encoding="utf-8")
+    kept = tmp_path / "kept.txt"
+    code, out, _ = run(capsys, "eval", translating, "--data", table, "-o", kept)
+    assert code == 0
+    assert "1, longer than the model's context" in out
+    assert kept.read_text(encoding="utf-8").split("\n")[0] == ""
+
+
+def test_pronunciations_are_scored_by_word(translating, tmp_path, capsys) -> None:
+    table = tmp_path / "words.tsv"
+    words, answers = ["cat", "read", "read"], ["K AE1 T", "R IY1 D", "R EH1 D"]
+    table.write_text("".join(f"{a}\t{b}\n" for a, b in zip(words, answers, strict=True)), encoding="utf-8")
+    code, out, _ = run(capsys, "eval", translating, "--task", "pronunciation", "--data", table, "--json")
+    found = [one.text for one in translator().translate(words)]
+    expected = vars(pronunciation_scores(words, found, answers))
+    assert code == 0
+    assert {name: json.loads(out)[name] for name in expected} == expected
+    out = run(capsys, "eval", translating, "--task", "pronunciation", "--data", table)[1]
+    assert f"{expected['phoneme_error_rate']:.2%}, without stress" in out
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "said"),
+    [
+        (("--source", "a.source"), 2, "--source FILE --target FILE"),
+        (("--source", "a.source", "--target", "a.target", "--data", "a.source"), 2, "in one file, or in two"),
+        (("--source", "a.source", "--target", "short"), 1, "a.source has 5 lines and short has 1"),
+        (("--source", "a.source", "--target", "gone"), 3, "gone"),
+        (("--data", "short"), 1, "short:1"),
+        (("--data", "bad.tsv"), 1, "--bad-bytes replace"),
+        (("--data", "keys.jsonl"), 1, "no key `source`"),
+        ((), 2, "--data FILE"),
+        (("--data", "ok.tsv", "--tokenize", "zhh"), 2, "zhh"),
+        (("--data", "ok.tsv", "--beam-size", "0"), 2, "beam_size"),
+        (("--data", "ok.tsv", "--batch-size", "0"), 2, "batch_size"),
+        (("--data", "ok.tsv", "-o", "no/such/folder"), 3, "no/such/folder"),
+        (("--data", "ok.tsv", "-o", "ok.tsv"), 2, "replace the lines"),
+        (("--data", "ok.tsv", "--stride", "3"), 2, "--stride is for language-model"),
+        (("--data", "ok.tsv", "--task", "classification"), 2, "--task translation"),
+        (("--data", "ok.tsv", "--task", "pronunciation", "--tokenize", "zh"), 2, "--tokenize is for translation"),
+    ],
+)
+def test_pairs_that_cannot_be_scored_are_one_error(
+    translating, pairs, tmp_path, capsys, monkeypatch, options, code: int, said: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("short").write_text("x\n", encoding="utf-8")
+    Path("ok.tsv").write_text("a\tb\n", encoding="utf-8")
+    Path("bad.tsv").write_bytes(b"a\t\xff\n")
+    Path("keys.jsonl").write_text('{"sourze": "a", "target": "b"}\n', encoding="utf-8")
+    monkeypatch.setattr(Transformer, "forward", lambda *_, **__: pytest.fail("the model ran"))
+    actual, out, err = run(capsys, "eval", translating, *options)
+    assert (actual, out) == (code, "")
+    assert said in err
+    assert "data." not in err
+    assert "Traceback" not in err
+
+
+# --- classes ----------------------------------------------------------------------------------------------------------
+
+LABELS = ("bad", "good", "一般")
+TEXTS = ["so good", "not so good", "", "x" * 99, "我"]
+TRUE = ["good", "bad", "bad", "good", "bad"]
+
+
+def classifier(**data: object) -> Model:
+    head = {"kind": "classifier", "num_classes": 3, "pooling": "mean"}
+    made = network(1, family="encoder", head=head)
+    objective = {"kind": "classify", "labels": LABELS}
+    tree = {"model": made.config, "objective": objective, "data": data or {}}
+    return Model(made, byte_tokenizer(), Config.model_validate(tree))
+
+
+def test_a_classifier_is_scored_and_what_it_takes_for_what_is_shown(tmp_path, capsys) -> None:
+    table = tmp_path / "a.csv"
+    rows = "".join(f"{label},{text}\n" for label, text in zip(TRUE, TEXTS, strict=True))
+    table.write_text(f"label,text\n{rows}", encoding="utf-8")
+    classifier(kind="labelled", train=["gone.tsv"], validation=[str(table)]).save(tmp_path / "m")
+    code, out, err = run(capsys, "eval", tmp_path / "m", "--data", table, "--json")
+    figures = json.loads(out)
+    found = [one.label for one in classifier().classify(TEXTS)]
+    expected = classification_scores(found, TRUE, LABELS)
+    assert (code, err) == (0, "")
+    assert (figures["accuracy"], figures["f1"]) == (expected.accuracy, expected.f1)
+    assert (figures["confusion"], figures["labels"]) == (expected.confusion, list(LABELS))
+    assert figures["classes"][0] == vars(expected.classes[0])
+    assert json.loads(run(capsys, "eval", tmp_path / "m", "--batch-size", "1", "--json")[1]) == figures
+    code, out, _ = run(capsys, "eval", tmp_path / "m")
+    assert code == 0
+    assert f"accuracy        {expected.accuracy:.2%}" in out
+    assert f"{expected.classes[1].recall:.2%}" in out
+    assert "true \\ predicted" in out
+
+
+@pytest.mark.parametrize(
+    ("content", "code", "said"),
+    [
+        ("label\ttext\ngood\ta\ngod\tb\n", 1, "a.tsv:3"),
+        ("label\tsentence\ngood\ta\n", 1, "no column `text`"),
+        ("label\ttext\n", 1, "no example"),
+        (None, 3, "no such file"),
+    ],
+)
+def test_labels_that_cannot_be_scored_are_one_error(tmp_path, capsys, content, code: int, said: str) -> None:
+    classifier().save(tmp_path / "m")
+    if content is not None:
+        (tmp_path / "a.tsv").write_text(content, encoding="utf-8")
+    actual, out, err = run(capsys, "eval", tmp_path / "m", "--data", tmp_path / "a.tsv")
+    assert (actual, out) == (code, "")
+    assert said in err
+    assert "data." not in err
+    code, _, err = run(capsys, "eval", tmp_path / "m")
+    assert (code, "--data FILE" in err) == (2, True)

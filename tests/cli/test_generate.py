@@ -80,6 +80,15 @@ def test_every_option_reaches_the_model(folder: str, capsys) -> None:
     }
 
 
+def test_beams_search_for_the_likeliest_text(folder: str, capsys) -> None:
+    expected = model().generate("hello", max_new_tokens=7, beam_size=3, length_penalty=2.0)
+    arguments = (folder, "--prompt", "hello", "--max-new-tokens", "7", "--beam-size", "3", "--length-penalty", "2")
+    found = json.loads(run(capsys, *arguments, "--json")[1])
+    assert (found["text"], found["token_ids"]) == (expected.text, expected.token_ids)
+    assert found["token_ids"] != model().generate("hello", max_new_tokens=7, temperature=0).token_ids
+    assert "seed" not in run(capsys, *arguments)[2]
+
+
 def test_no_cache_makes_none(folder: str, capsys, monkeypatch) -> None:
     arguments = (folder, "--prompt", "a", "--max-new-tokens", "5", "--seed", "1")
     cached = run(capsys, *arguments)[1]
@@ -177,7 +186,12 @@ def test_no_new_tokens_prints_an_empty_line_and_can_score_the_prompt(folder: str
         (("--prompt", "a", "--stop", ""), "stop string"),
         (("--prompt", "a", "--num-samples", "0"), "num_samples"),
         (("--prompt", "a", "--logprobs", "-1"), "logprobs"),
-        (("--prompt", "a", "--beam-size", "4"), "translation"),
+        (("--prompt", "a", "--beam-size", "0"), "beam_size"),
+        (("--prompt", "a", "--beam-size", "4", "--length-penalty", "-1"), "length_penalty"),
+        (("--prompt", "a", "--length-penalty", "1"), "--beam-size"),
+        (("--prompt", "a", "--beam-size", "4", "--stream"), "only at the end"),
+        (("--prompt", "a", "--beam-size", "4", "--top-k", "3"), "top_k"),
+        (("--prompt", "a", "--beam-size", "4", "--num-samples", "2"), "num_samples"),
         (("--prompt", "a", "--quantize", "int8"), "int8"),
         (("--prompt", "a", "--quantize", "int3"), "int3"),
         (("--prompt", "a", "--dtype", "fp8"), "fp8"),

@@ -90,6 +90,35 @@ def test_json_is_one_object_per_line_on_stdout_and_nothing_else(capsys) -> None:
     assert written == [line for line in told if line.keys() & {"loss", "val_loss"}]
 
 
+@pytest.mark.parametrize(
+    ("overrides", "measure", "use"),
+    [
+        (
+            ("model.family=encoder-decoder", "objective={kind: translate, measure: exact-match}"),
+            "exact match",
+            "qkv translate mine FILE",
+        ),
+        (("model.family=encoder", "model.head.kind=classifier"), "accuracy", "qkv classify mine TEXT"),
+    ],
+)
+def test_validation_tells_the_task_s_own_measure_and_the_end_what_to_do(overrides, measure, use: str, capsys) -> None:
+    kind, header = ("parallel", "") if measure == "exact match" else ("labelled", "text\tlabel\n")
+    Path("data.tsv").write_text(header + "".join(f"a{n}\tb{n % 3}\n" for n in range(40)), encoding="utf-8")
+    data = f"data={{kind: {kind}, train: [data.tsv], validation: 0.1}}"
+    code, _, err = run(capsys, "small.yaml", *overrides, data, "--run-dir", "mine")
+    (told,) = [line for line in err.splitlines() if "validation loss" in line]
+    value = json.loads(Path("mine/metrics.jsonl").read_text(encoding="utf-8").splitlines()[-1])
+    assert code == 0
+    assert told.endswith(f"  {measure} {value[f'val_{measure}'.replace(' ', '_')]:.4g}")
+    assert err.splitlines()[-1] == f"try it: {use}"
+    assert f"| step | validation loss | {measure} |\n" in Path("mine/report.md").read_text(encoding="utf-8")
+
+
+def test_a_masked_model_is_tried_by_filling_masks(capsys) -> None:
+    err = run(capsys, "small.yaml", "model.family=encoder", "--run-dir", "mine")[2]
+    assert err.splitlines()[-1] == 'try it: qkv fill-mask mine "TEXT with a [MASK]"'
+
+
 def test_on_a_terminal_there_is_a_bar_and_the_terminal_is_left_as_it_was(
     capsys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -156,7 +185,7 @@ def test_a_preset_is_trained_with_overrides_in_their_order(capsys) -> None:
         (("small.yaml", "data.train=[tiny.txt]"), 1, "too few"),
         (("small.yaml", "data.train=[empty.txt]"), 1, "too few"),
         (("small.yaml", "data.train=[binary.txt]"), 1, "0xff"),
-        (("small.yaml", "model.family=encoder-decoder"), 2, "objective"),
+        (("small.yaml", "model.family=encoder-decoder"), 1, "a pair is source, tab, target"),
         (("small.yaml", "train.schedule.warmup=5"), 2, "train.schedule.warmup"),
         (("small.yaml", "train.device=abacus"), 2, "abacus"),
         (("small.yaml", "--run-dir", "corpus.txt"), 5, "--resume corpus.txt"),

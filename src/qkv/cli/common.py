@@ -1,12 +1,15 @@
-"""What commands share: `--json`, and where output goes (results on stdout, words for people on stderr)."""
+"""What commands share: options, and where output goes (results on stdout, words for people on stderr)."""
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import click
+
+from qkv.config.errors import QkvError
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -16,6 +19,13 @@ def json_option(command: Command) -> Command:
     return click.option("--json", "as_json", is_flag=True, help="Machine output: one JSON object on stdout.")(command)
 
 
+def json_lines_option(command: Command) -> Command:
+    """`--json` of commands that answer one text after the other."""
+    return click.option("--json", "as_json", is_flag=True, help="Machine output: a JSON object per text and line.")(
+        command
+    )
+
+
 def allow_option(command: Command) -> Command:
     """`--allow-package`: which packages a model folder may run code of."""
     return click.option(
@@ -23,6 +33,39 @@ def allow_option(command: Command) -> Command:
     )(command)
 
 
+def model_options(command: Command) -> Command:
+    """`--device`, `--dtype` and `--allow-package` of commands that run a model."""
+    dtype = click.option("--dtype", type=click.Choice(["auto", "fp32", "bf16"]), default="auto", show_default=True)
+    device = click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda or mps.")
+    return device(dtype(allow_option(command)))
+
+
+def bad_bytes_option(command: Callable[..., None]) -> Callable[..., None]:
+    """`--bad-bytes`, by which name errors call it too."""
+
+    @functools.wraps(command)
+    def run(**options: Any) -> None:
+        try:
+            command(**options)
+        except QkvError as error:
+            if error.hint:
+                error.hint = error.hint.replace("data.bad_bytes=", "bad_bytes=").replace("bad_bytes=", "--bad-bytes ")
+            raise
+
+    return click.option(
+        "--bad-bytes",
+        type=click.Choice(["error", "replace", "drop"]),
+        default="error",
+        show_default=True,
+        help="Bytes that are not UTF-8: stop and name them, put U+FFFD, or leave them out.",
+    )(run)
+
+
+def json_line(value: Any) -> str:
+    """A JSON object on one line, with Chinese readable."""
+    return json.dumps(value, ensure_ascii=False)
+
+
 def print_json(value: Any) -> None:
-    """One JSON object on one line of stdout, with Chinese readable."""
-    click.echo(json.dumps(value, ensure_ascii=False))
+    """One JSON object on one line of stdout."""
+    click.echo(json_line(value))

@@ -3,105 +3,293 @@
 from __future__ import annotations
 
 import math
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from qkv.cli.common import json_option, print_json
-from qkv.config.errors import QkvError, UsageError
+from qkv.cli.common import json_option, model_options, print_json
+from qkv.config.errors import QkvError, UsageError, nearest, printable
 
-TASKS = ("auto", "language-model")
+if TYPE_CHECKING:
+    from qkv.config.model import ModelConfig
+    from qkv.evaluate.examples import Examples
+    from qkv.model import Model
+
+TASKS = ("auto", "language-model", "masked", "translation", "pronunciation", "classification")
+_PAIRS = ("translation", "pronunciation")
+_ONLY_FOR = {
+    "window": ("language-model", "masked"),
+    "stride": ("language-model",),
+    "max_windows": ("language-model",),
+    "source": _PAIRS,
+    "target": _PAIRS,
+    "beam_size": _PAIRS,
+    "length_penalty": _PAIRS,
+    "output": _PAIRS,
+    "tokenize": ("translation",),
+    "lowercase": ("translation",),
+}
+"""Option -> the tasks that know it."""
 
 
 @click.command(name="eval")
 @click.argument("model")
-@click.option("--data", type=click.Path(path_type=Path), help="Text to score (default: what the run held out).")
-@click.option("--task", default="auto", show_default=True, help="auto or language-model.")
+@click.option("--task", default="auto", show_default=True, help=f"{', '.join(TASKS)}.")
+@click.option("--data", type=click.Path(path_type=Path), help="What to score (default: what the run held out).")
+@click.option("--source", type=click.Path(path_type=Path), help="Sources to translate, line by line; with --target.")
+@click.option("--target", type=click.Path(path_type=Path), help="Their translations by people.")
+@click.option("--bad-bytes", type=click.Choice(["error", "replace", "drop"]), help="For bytes that are not UTF-8.")
+@click.option("--batch-size", type=int, help="Windows or texts computed at once; has no effect on the figures.")
 @click.option("--window", type=int, help="Tokens the model reads at once (default: its whole context).")
 @click.option("--stride", type=int, help="Tokens between the beginnings of windows (default: the window).")
 @click.option("--max-windows", type=int, help="Score only so many windows, from the front.")
-@click.option("--batch-size", type=int, help="Windows computed at once; has no effect on the figures.")
-@click.option(
-    "--bad-bytes", type=click.Choice(["error", "replace", "drop"]), help="For bytes of FILE that are not UTF-8."
-)
-@click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda or mps.")
-@click.option(
-    "--dtype",
-    type=click.Choice(["auto", "fp32", "bf16"]),
-    default="auto",
-    show_default=True,
-    help="auto is fp32, so that figures compare.",
-)
-@click.option("--allow-package", multiple=True, metavar="NAME", help="A package whose parts the model may import.")
+@click.option("--beam-size", type=int, help="Translations in progress at a time; 1: greedy (default: 4).")
+@click.option("--length-penalty", type=float, help="Above 0 favours longer translations (default: 0.6).")
+@click.option("--tokenize", help="How BLEU finds words: 13a, zh, intl, char, ... (default: zh for Chinese, else 13a).")
+@click.option("--lowercase", is_flag=True, help="BLEU and chrF without regard to case.")
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="Keep the translations in a file, line by line.")
+@model_options
 @json_option
 def evaluate(
-    model: str,
-    data: Path | None,
-    task: str,
-    window: int | None,
-    stride: int | None,
-    max_windows: int | None,
-    batch_size: int | None,
-    bad_bytes: str | None,
-    device: str,
-    dtype: str,
-    allow_package: tuple[str, ...],
-    as_json: bool,
+    model: str, task: str, device: str, dtype: str, allow: tuple[str, ...], as_json: bool, **options: Any
 ) -> None:
-    """Loss, perplexity and bits per byte of MODEL (a run or model folder) on a text.
+    """How good MODEL (a run or checkpoint folder) is at its task, in float32 unless --dtype says otherwise.
 
-    Every token is scored once, given at most a window of tokens before it; a beginning-of-text token is context only. A
-    stride below the window gives tokens more context and takes longer. Encoders are scored on masked tokens.
+    \b
+    auto            what such a model is for; an encoder-decoder translates
+    language-model  loss, perplexity and bits per byte of a text
+    masked          loss and accuracy of an encoder on masked tokens of a text
+    translation     BLEU, chrF, exact matches and error rates of translated sources
+    pronunciation   wrong words and phonemes; the lines of a word are its variants
+    classification  accuracy, macro F1, and what is taken for what
+
+    Every token of a text is scored once, given at most a window of tokens before it; a beginning-of-text token is
+    context only. A stride below the window gives tokens more context and takes longer. Pairs are TSV or JSONL, or two
+    files with --source and --target; labelled texts are TSV, CSV or JSONL. A source that the context does not hold
+    counts as untranslated, a text to classify is cut.
     """
     if task not in TASKS:
-        raise UsageError(f"the task `{task}` cannot be evaluated", hint=" or ".join(TASKS))
+        raise UsageError(f"the task `{task}` cannot be evaluated", hint=nearest(task, TASKS) or ", ".join(TASKS))
+    from qkv.model import load
+
+    loaded = load(model, device=device, dtype="fp32" if dtype == "auto" else dtype, allow=allow)
+    task = _task_for(loaded.config.model, task)
+    for name, value in options.items():
+        tasks = _ONLY_FOR.get(name, TASKS)
+        if value not in (None, False) and task not in tasks:
+            raise UsageError(f"--{name.replace('_', '-')} is for {' and '.join(tasks)}, and the task is {task}")
+    if loaded.tokenizer is None:
+        raise UsageError("the model has no tokenizer, and without one no text can be scored", where=model)
+    with _own_hints():
+        figures, lines = _SCORE[task](loaded, {**options, "as_json": as_json})
+    if as_json:
+        print_json({name: None if value == math.inf else value for name, value in figures.items()})
+    else:
+        click.echo("\n".join(lines))
+
+
+def _task_for(config: ModelConfig, task: str) -> str:
+    """`task`, or for `auto` what such a model is for."""
+    kind = config.head.kind if config.head else "none"
+    usual = {"decoder": "language-model", "encoder": "masked", "encoder-decoder": "translation"}[config.family]
+    usual = "classification" if kind == "classifier" else usual
+    if task == "auto":
+        return usual
+    if task != usual and not {task, usual} <= set(_PAIRS):
+        raise UsageError(
+            f"the task {task} is not for a model of family {config.family} with a head of kind {kind}",
+            hint=f"--task {usual}",
+        )
+    return task
+
+
+@contextmanager
+def _own_hints() -> Iterator[None]:
+    """Hints in the words of this command, which takes no keys of a configuration."""
+    try:
+        yield
+    except QkvError as error:
+        hint = (error.hint or "").replace("data.bad_bytes=", "--bad-bytes ")
+        error.hint = None if hint.startswith("data.") else hint or None
+        raise
+
+
+# --- each task: figures for machines, and lines for people ------------------------------------------------------------
+
+Options = Mapping[str, Any]
+Scored = tuple[dict[str, Any], list[str]]
+
+
+def _text(model: Model, options: Options) -> Scored:
     from qkv.config.paths import cache_folder
     from qkv.evaluate.corpora import text_corpus, validation_corpus
     from qkv.evaluate.perplexity import masked_scores, perplexity
     from qkv.evaluate.score import check_predicts_tokens
-    from qkv.model import load
 
-    loaded = load(model, device=device, dtype="fp32" if dtype == "auto" else dtype, allow=allow_package)
-    network, tokenizer, config = loaded.network, loaded.tokenizer, loaded.config
+    network, tokenizer, config = model.network, model.tokenizer, model.config
+    assert tokenizer is not None
     check_predicts_tokens(network)
-    if tokenizer is None:
-        raise UsageError("the model has no tokenizer, and without one no text can be scored", where=model)
     masked = config.model.family == "encoder"
-    if data is None:
+    if options["data"] is None:
         corpus = validation_corpus(config, tokenizer, cache_folder() / "data")
     else:
-        wanted = config.data.model_copy(update={"bad_bytes": bad_bytes}) if bad_bytes else config.data
-        try:
-            corpus = text_corpus(data, tokenizer, wanted, ends=masked)
-        except QkvError as error:
-            error.hint = error.hint and error.hint.replace("data.bad_bytes=", "--bad-bytes ")
-            raise
+        corpus = text_corpus(options["data"], tokenizer, _with_bad_bytes(config.data, options), ends=masked)
+    sizes = {name: options[name] for name in ("window", "batch_size")}
     if masked:
-        if stride is not None or max_windows is not None:
-            raise UsageError("masked tokens see both sides: --stride and --max-windows are for decoders")
-        rate = getattr(config.objective, "rate", 0.15)
-        scores = masked_scores(network, corpus, tokenizer, rate=rate, window=window, batch_size=batch_size)
+        scores = masked_scores(network, corpus, tokenizer, rate=getattr(config.objective, "rate", 0.15), **sizes)
     else:
-        scores = perplexity(
-            network,
-            corpus,
-            window=window,
-            stride=stride,
-            max_windows=max_windows,
-            batch_size=batch_size,
-            tokenizer=tokenizer,
-        )
-    if as_json:
-        figures = asdict(scores)
-        print_json({name: None if value == math.inf else value for name, value in figures.items()})
-        return
-    what = "masked token" if masked else "token"
-    click.echo(f"{'loss':<16}{scores.loss:.4f} nats per {what}")
-    click.echo(f"{'perplexity':<16}{scores.perplexity:.4f}")
+        sizes |= {name: options[name] for name in ("stride", "max_windows")}
+        scores = perplexity(network, corpus, tokenizer=tokenizer, **sizes)
+    lines = [
+        f"{'loss':<16}{scores.loss:.4f} nats per {'masked token' if masked else 'token'}",
+        f"{'perplexity':<16}{scores.perplexity:.4f}",
+        f"{'accuracy':<16}{scores.accuracy:.2%} of tokens guessed right",
+        f"{'tokens':<16}{scores.tokens:,}" + (f", {scores.bytes:,} bytes" if scores.bytes else ""),
+    ]
     if scores.bits_per_byte is not None:
-        click.echo(f"{'bits per byte':<16}{scores.bits_per_byte:.4f}")
-    click.echo(f"{'accuracy':<16}{scores.accuracy:.2%} of tokens guessed right")
-    click.echo(f"{'tokens':<16}{scores.tokens:,}" + (f", {scores.bytes:,} bytes" if scores.bytes else ""))
-    if scores.bits_per_byte is None and not masked:
+        lines.insert(2, f"{'bits per byte':<16}{scores.bits_per_byte:.4f}")
+    elif not masked and not options["as_json"]:
         click.echo("no bits per byte: unknown tokens stand for text that is lost", err=True)
+    return asdict(scores), lines
+
+
+def _translation(model: Model, options: Options) -> Scored:
+    from qkv.evaluate.examples import pair_scores
+    from qkv.evaluate.translation import translation_scores
+
+    tokenize: Any = options["tokenize"] or "auto"
+    translation_scores(["."], ["."], tokenize=tokenize)  # one that is unknown is refused before all is translated
+    examples, found, told = _translated(model, options)
+    scores = pair_scores(examples, found, tokenize=tokenize, lowercase=options["lowercase"])
+    repeated = scores.sentences - told["sources"]
+    return {**asdict(scores), **told}, [
+        f"{'BLEU':<22}{scores.bleu:.2f}  {scores.signature}",
+        f"{'chrF':<22}{scores.chrf:.2f}  {scores.chrf_signature}",
+        f"{'exact match':<22}{scores.exact_match:.2%}",
+        f"{'word error rate':<22}{scores.word_error_rate:.2%}",
+        f"{'character error rate':<22}{scores.character_error_rate:.2%}",
+        f"{'sentences':<22}{scores.sentences:,}" + (f", {repeated:,} of them repeat a source" if repeated else ""),
+        *_how(told),
+    ]
+
+
+def _pronunciation(model: Model, options: Options) -> Scored:
+    from qkv.evaluate.error_rates import pronunciation_scores
+
+    examples, found, told = _translated(model, options)
+    scores = pronunciation_scores(examples.texts, [found[word] for word in examples.texts], examples.answers)
+    plain = scores.word_error_rate_without_stress, scores.phoneme_error_rate_without_stress
+    return {**asdict(scores), **told}, [
+        f"{'word error rate':<22}{scores.word_error_rate:.2%}, without stress {plain[0]:.2%}",
+        f"{'phoneme error rate':<22}{scores.phoneme_error_rate:.2%}, without stress {plain[1]:.2%}",
+        f"{'words':<22}{scores.words:,}",
+        *_how(told),
+    ]
+
+
+def _classification(model: Model, options: Options) -> Scored:
+    from qkv.config.run import LabelledDataConfig
+    from qkv.evaluate.classification import classification_scores, confusion_table
+    from qkv.evaluate.examples import held_out_examples, read_examples
+    from qkv.generate.classify import class_labels
+
+    labels = class_labels(model.config)
+    if options["data"] is None:
+        examples = held_out_examples(model.config, labels)
+    else:
+        known = model.config.data if isinstance(model.config.data, LabelledDataConfig) else LabelledDataConfig()
+        data = known.model_copy(update={"train": (str(options["data"]),)})
+        examples = read_examples(_with_bad_bytes(data, options), labels=labels)
+    found = model.classify(examples.texts, top=1, **_given(options, "batch_size"))
+    scores = classification_scores([one.label for one in found], examples.answers, labels)
+    lines = [
+        f"{'accuracy':<16}{scores.accuracy:.2%}",
+        f"{'macro F1':<16}{scores.f1:.2%}",
+        f"{'texts':<16}{scores.examples:,}",
+        "",
+        f"{'precision':>9}  {'recall':>7}  {'F1':>7}  {'texts':>9}  label",
+    ]
+    for one in scores.classes:
+        rates = f"{one.precision:>9.2%}  {one.recall:>7.2%}  {one.f1:>7.2%}"
+        lines.append(f"{rates}  {one.support:>9,}  {printable(one.label)}")
+    return {**asdict(scores), "labels": list(labels)}, [*lines, "", confusion_table(scores)]
+
+
+_SCORE: dict[str, Callable[[Model, Options], Scored]] = {
+    "language-model": _text,
+    "masked": _text,
+    "translation": _translation,
+    "pronunciation": _pronunciation,
+    "classification": _classification,
+}
+
+
+def _translated(model: Model, options: Options) -> tuple[Examples, dict[str, str], dict[str, Any]]:
+    """The pairs to be scored, the translation of each source, and how it came about."""
+    from qkv.cli.lines import one_line, progress_bar, writer
+    from qkv.evaluate.examples import within_context
+
+    examples = _pairs(model, options)
+    assert model.network.encoder is not None
+    sources = list(dict.fromkeys(examples.texts))
+    readable = within_context(sources, model.source_tokenizer, model.network.encoder.config.max_seq_len)
+    search = {"beam_size": 4, **_given(options, "beam_size", "length_penalty", "batch_size")}
+    translations, found = model.translate_stream(readable, **search), {}
+    output: Path | None = options["output"]
+    inputs = [options[name] for name in ("data", "source", "target")]
+    keeping = writer(output, *inputs) if output else nullcontext(lambda line: None)
+    started = time.perf_counter()
+    with keeping as keep, progress_bar(len(sources), shown=not options["as_json"]) as advance:
+        for source, translation in zip(sources, translations, strict=True):
+            found[source] = one_line(translation.text)
+            advance()
+        seconds = time.perf_counter() - started
+        for source in examples.texts:
+            keep(found[source])
+    told = {
+        "sources": len(sources),
+        "untranslated": sum(source != text for source, text in zip(sources, readable, strict=True)),
+        "beam_size": search["beam_size"],
+        "seconds": seconds,
+        "sentences_per_second": len(sources) / seconds,
+    }
+    return examples, found, told
+
+
+def _pairs(model: Model, options: Options) -> Examples:
+    from qkv.config.run import ParallelDataConfig, SideFiles
+    from qkv.evaluate.examples import held_out_examples, read_examples
+
+    data, source, target = (options[name] for name in ("data", "source", "target"))
+    if (source is None) != (target is None) or (data is not None and source is not None):
+        raise UsageError("pairs are in one file, or in two", hint="--data FILE, or --source FILE --target FILE")
+    if data is None and source is None:
+        return held_out_examples(model.config)
+    known = model.config.data if isinstance(model.config.data, ParallelDataConfig) else ParallelDataConfig()
+    if data is None:
+        files = SideFiles(source=(str(source),), target=(str(target),))
+        known = known.model_copy(update={"train": files, "reverse": False})
+    else:
+        known = known.model_copy(update={"train": (str(data),)})
+    return read_examples(_with_bad_bytes(known, options))
+
+
+def _how(told: Mapping[str, Any]) -> list[str]:
+    speed = f"{told['seconds']:.1f} s, {told['sentences_per_second']:.1f} sentences per second"
+    lines = [f"{'decoding':<22}{speed}, beam size {told['beam_size']}"]
+    if told["untranslated"]:
+        lines.append(f"{'untranslated':<22}{told['untranslated']:,}, longer than the model's context")
+    return lines
+
+
+def _given(options: Options, *names: str) -> dict[str, Any]:
+    return {name: options[name] for name in names if options[name] is not None}
+
+
+def _with_bad_bytes(data: Any, options: Options) -> Any:
+    return data.model_copy(update=_given(options, "bad_bytes"))

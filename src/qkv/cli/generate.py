@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from qkv.cli.common import json_option, print_json
+from qkv.cli.common import json_option, model_options, print_json
 from qkv.config.errors import UsageError
 
 
@@ -28,27 +28,27 @@ from qkv.config.errors import UsageError
 @click.option("--stop", multiple=True, help="A string before which the text ends. Repeatable.")
 @click.option("--seed", type=int, help="The same seed gives the same text; default: another one each time.")
 @click.option("--num-samples", type=int, help="Several texts; sample i is what seed + i gives.")
-@click.option("--beam-size", default=1, show_default=True, help="Above 1: comes with translation.")
+@click.option("--beam-size", default=1, show_default=True, help="Above 1: search for the likeliest text, draw nothing.")
+@click.option("--length-penalty", type=float, help="Of a search: above 0 favours longer texts (default: 0.6).")
 @click.option("--logprobs", default=0, show_default=True, help="With --json: so many alternatives for each token.")
 @click.option("--parse-special", is_flag=True, help="Special tokens spelled in the prompt are meant.")
 @click.option("--stream", is_flag=True, help="Text as it comes; with --json one object per line.")
 @click.option("--no-cache", is_flag=True, help="Read the whole text again for each token: slower, and the same.")
-@click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda or mps.")
-@click.option("--dtype", type=click.Choice(["auto", "fp32", "bf16"]), default="auto", show_default=True)
 @click.option("--quantize", type=click.Choice(["int8", "int4"]), help="Not supported yet.")
-@click.option("--allow-package", multiple=True, metavar="NAME", help="A package whose code the model may use.")
+@model_options
 @json_option
 def generate(
     model: str,
     prompts: tuple[str, ...],
     num_samples: int | None,
     beam_size: int,
+    length_penalty: float | None,
     stream: bool,
     no_cache: bool,
     device: str,
     dtype: str,
     quantize: str | None,
-    allow_package: tuple[str, ...],
+    allow: tuple[str, ...],
     as_json: bool,
     **options: Any,
 ) -> None:
@@ -58,24 +58,28 @@ def generate(
     stderr. JSON of several prompts is {"results": [...]}, of --num-samples
     {"samples": [...]}.
     """
-    if beam_size != 1:
-        raise UsageError("beams are not supported yet: they come with translation", hint="--beam-size 1")
+    if length_penalty is not None and beam_size == 1:
+        raise UsageError("--length-penalty ranks the texts of a search", hint="--beam-size 4")
+    if stream and beam_size != 1:
+        raise UsageError("a search knows its text only at the end", hint="--stream, or --beam-size")
     if stream and (len(prompts) > 1 or num_samples is not None):
         raise UsageError("one text is streamed at a time", hint="one --prompt, and no --num-samples")
     texts = [_stdin() if prompt == "-" else prompt for prompt in prompts]
 
     from qkv.model import load
 
-    loaded = load(model, device=device, dtype=dtype, quantize=quantize, allow=allow_package)
+    loaded = load(model, device=device, dtype=dtype, quantize=quantize, allow=allow)
     options["use_cache"] = not no_cache
     drawn = options["seed"] is None
     if drawn:
         options["seed"] = secrets.randbits(32)  # short enough to be typed again
-    told = options["seed"] if drawn and options["temperature"] != 0 else None
+    told = options["seed"] if drawn and options["temperature"] != 0 and beam_size == 1 else None
     if stream:
         _stream(loaded.stream(texts[0], **options), as_json, options, told)
         return
-    results: list[Any] = loaded.generate(texts, num_samples=1 if num_samples is None else num_samples, **options)
+    search: dict[str, Any] = {} if length_penalty is None else {"length_penalty": length_penalty}
+    count = 1 if num_samples is None else num_samples
+    results: list[Any] = loaded.generate(texts, num_samples=count, beam_size=beam_size, **search, **options)
     # always a list of samples inside
     groups = results if num_samples is not None and num_samples > 1 else [[result] for result in results]
     if as_json:

@@ -2,42 +2,20 @@
 
 from __future__ import annotations
 
-import functools
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from qkv.cli.common import json_option, print_json
-from qkv.config.errors import ConflictError, QkvError, UsageError
+from qkv.cli.common import bad_bytes_option, json_option, print_json
+from qkv.config.errors import ConflictError, UsageError
 
 if TYPE_CHECKING:
     from qkv.tokenizer import Tokenizer
 
 KINDS = ("bpe", "unigram", "wordpiece", "word", "char", "byte")
 _FOLDER = click.Path(path_type=Path)
-
-
-def bad_bytes_option(command: Callable[..., None]) -> Callable[..., None]:
-    """Adds --bad-bytes, by which name errors call it too."""
-
-    @functools.wraps(command)
-    def run(**options: Any) -> None:
-        try:
-            command(**options)
-        except QkvError as error:
-            error.hint = error.hint and error.hint.replace("bad_bytes=", "--bad-bytes ")
-            raise
-
-    return click.option(
-        "--bad-bytes",
-        type=click.Choice(["error", "replace", "drop"]),
-        default="error",
-        show_default=True,
-        help="Bytes that are not UTF-8: stop and name them, put U+FFFD, or leave them out.",
-    )(run)
 
 
 @click.group()

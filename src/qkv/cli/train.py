@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from qkv.cli.common import allow_option, json_option
 from qkv.config.errors import UsageError
+
+if TYPE_CHECKING:
+    from qkv.config.run import Config
 
 
 @click.command()
@@ -44,7 +49,23 @@ def train(
             tree = Config.load(config, *overrides, allow=allow or None)
             run = fit(tree, run_dir=run_dir, name=Path(config).stem, listener=progress)
     if not as_json:
-        click.echo(f"{run.path}\ntry it: qkv generate {run.path} --prompt TEXT", err=True)
+        click.echo(
+            f"{run.path}\ntry it: {_use(run.path, Config.load(run.path / 'config.yaml', allow=allow))}", err=True
+        )
+
+
+def _use(run: Path, config: Config) -> str:
+    """The command that does what the model has learnt."""
+    place = shlex.quote(str(run))
+    match config.objective.kind:
+        case "translate":
+            return f"qkv translate {place} FILE"
+        case "classify":
+            return f"qkv classify {place} TEXT"
+        case "masked":
+            return f'qkv fill-mask {place} "TEXT with a [MASK]"'
+        case _:
+            return f"qkv generate {place} --prompt TEXT"
 
 
 def _steps(config: str | None, overrides: tuple[str, ...], run_dir: Path | None) -> int | None:

@@ -33,8 +33,13 @@ class Piece(NamedTuple):
 
 def read_documents(files: Iterable[str | Path], data: DataConfig) -> Iterator[str]:
     """Whole documents, in the order of the files. Blank documents are skipped. Raises what `read_pieces` raises."""
+    return whole(read_pieces(files, data))
+
+
+def whole(pieces: Iterable[Piece]) -> Iterator[str]:
+    """The documents that pieces make up."""
     parts = []
-    for piece in read_pieces(files, data):
+    for piece in pieces:
         parts.append(piece.text)
         if piece.ends:
             yield "".join(parts)
@@ -84,12 +89,12 @@ def _(data: JsonlDataConfig, path: Path) -> Iterator[Piece]:
 
 def lines_of(path: Path, bad_bytes: BadBytes) -> Iterator[str]:
     """The lines of a file, blank ones included, without their "\\n"."""
-    parts = []
-    for text, line_ends in _lines(read_blocks(path, bad_bytes, option=_BAD_BYTES)):
-        parts.append(text)
-        if line_ends:
-            yield "".join(parts)
-            parts.clear()
+    return lines_in(read_blocks(path, bad_bytes, option=_BAD_BYTES))
+
+
+def lines_in(blocks: Iterable[str]) -> Iterator[str]:
+    """The lines of a text that comes in blocks, blank ones included, without their "\\n"."""
+    return whole(_lines(blocks))
 
 
 def _lines(blocks: Iterable[str]) -> Iterator[Piece]:
@@ -157,7 +162,8 @@ def json_record(line: str, keys: Mapping[str, str], where: str) -> dict[str, obj
         raise QkvError(f"expected a JSON object, got {type(record).__name__}", where=where, hint=f"{{{example}}}")
     for option, key in keys.items():
         if key not in record:
-            guess = nearest(key, record) or next(iter(record), None)
+            others = [name for name in record if name not in keys.values()]
+            guess = nearest(key, others) or next(iter(others), None)
             hint = f"{option}={guess}" if guess else None
             raise QkvError(f"the object has no key `{key}`", where=where, hint=hint)
     return record

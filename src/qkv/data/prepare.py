@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property, singledispatch
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,6 +41,8 @@ class Corpus:
     `tokens` is mapped from disk and may hold ids of other documents too.
     """
 
+    unit: ClassVar[str] = "documents"
+
     tokens: NDArray[np.unsignedinteger[Any]]
     starts_D: NDArray[np.int64]
     ends_D: NDArray[np.int64]
@@ -71,6 +73,8 @@ class Corpus:
 class Pairs:
     """Document d of `source` and document d of `target` belong together."""
 
+    unit: ClassVar[str] = "pairs"
+
     source: Corpus
     target: Corpus
 
@@ -84,10 +88,16 @@ class Pairs:
         """The tokens of the targets."""
         return self.target.num_tokens
 
+    def choose(self, chosen_D: Chosen) -> Pairs:
+        """The pairs that are chosen, in their order."""
+        return Pairs(self.source.choose(chosen_D), self.target.choose(chosen_D))
+
 
 @dataclass(frozen=True)
 class Labelled:
     """Texts and the number of each one's class, `labels_D` [D]."""
+
+    unit: ClassVar[str] = "texts"
 
     texts: Corpus
     labels_D: NDArray[np.int64]
@@ -99,6 +109,10 @@ class Labelled:
     @property
     def num_tokens(self) -> int:
         return self.texts.num_tokens
+
+    def choose(self, chosen_D: Chosen) -> Labelled:
+        """The texts that are chosen, in their order."""
+        return Labelled(self.texts.choose(chosen_D), self.labels_D[chosen_D])
 
 
 Dataset = Corpus | Pairs | Labelled
@@ -190,124 +204,118 @@ def _divide(data: DataConfig, files: TokenFiles, fraction: float, seed: int) -> 
     return hold_out(*spans, files.hashes, fraction, seed)
 
 
-def _hold_out(data: DataConfig, files: TokenFiles, config: Config) -> Chosen | None:
-    """Which records of the training files a fraction holds out; None for no validation, or files of its own."""
-    if not isinstance(data.validation, float) or not data.validation:
-        return None
-    return held_out(files.hashes, data.validation, config.train.seed)
+# --- records: pairs, and texts with labels ----------------------------------------------------------------------------
 
 
-# --- pairs ------------------------------------------------------------------------------------------------------------
+class _Records(NamedTuple):
+    """All records of one part of the data, which of them can be used, and what is to be said about the others."""
+
+    examples: Pairs | Labelled
+    usable_D: Chosen
+    files: tuple[TokenFiles, ...]
+    notes: tuple[str, ...]
+
+
+def _divide_records(data: DataConfig, seed: int, read: Callable[[Part], _Records]) -> Prepared:
+    """A fraction holds out records by the first of their files: pairs by the source, so that all its translations are
+    on one side."""
+    train = read("train")
+    held_D = np.zeros_like(train.usable_D)
+    if isinstance(data.validation, float) and data.validation:
+        held_D = held_out(train.files[0].hashes, data.validation, seed)
+    kept = train.examples.choose(train.usable_D & ~held_D)
+    if not kept.num_documents:
+        what = "; ".join(["the training data hold nothing to learn from", *train.notes])
+        raise QkvError(what, where=", ".join(files_of(data, "train")))
+    if not data.validation:
+        return Prepared(kept, None, train.files, train.notes)
+    if isinstance(data.validation, float):
+        return Prepared(kept, train.examples.choose(train.usable_D & held_D), train.files, train.notes)
+    held = read("validation")
+    files, notes = (*train.files, *held.files), (*train.notes, *held.notes)
+    return Prepared(kept, held.examples.choose(held.usable_D), files, notes)
 
 
 @_prepare.register(ParallelDataConfig)
 def _(data: ParallelDataConfig, config: Config, tokenizers: tuple[Tokenizer, Tokenizer], cache_dir: Path) -> Prepared:
-    def tokenised(part: Part) -> tuple[TokenFiles, TokenFiles]:
-        sides: tuple[Side, Side] = ("source", "target")
-        source, target = (
-            tokenise(
-                files_of(data, part, side),
-                read_side(data, part, side),
-                {**_options(data), "side": side},
-                tokenizer,
-                cache_dir,
-            )
-            for side, tokenizer in zip(sides, tokenizers, strict=True)
+    stacks = list(config.model.stacks.values())
+    most_source, most_target = stacks[0].max_seq_len, stacks[-1].max_seq_len
+
+    def tokenised(part: Part, side: Side, tokenizer: Tokenizer) -> TokenFiles:
+        options = {**_options(data), "side": side}
+        return tokenise(files_of(data, part, side), read_side(data, part, side), options, tokenizer, cache_dir)
+
+    def read(part: Part) -> _Records:
+        files = tokenised(part, "source", tokenizers[0]), tokenised(part, "target", tokenizers[1])
+        pairs = Pairs(*map(_corpus, files))
+        empty_D = _empty(files[0]) | _empty(files[1])
+        # the decoder reads the target without its last token
+        long_D = ~empty_D & ((pairs.source.sizes > most_source) | (pairs.target.sizes - 1 > most_target))
+        notes = _notes(
+            f"{_PARTS[part]} pairs are left out: ",
+            (long_D, f"they have more than {most_source} source or {most_target} target tokens"),
+            (empty_D, "a side is empty"),
         )
-        return source, target
+        return _Records(pairs, ~(empty_D | long_D), files, notes)
 
-    assert config.model.encoder is not None
-    assert config.model.decoder is not None
-    context = config.model.encoder.max_seq_len, config.model.decoder.max_seq_len
-    train = tokenised("train")
-    held_D = _hold_out(data, train[0], config)
-    pairs, fits_D, notes = _fitting(train, context, "training")
-    if held_D is not None:
-        held = _choose(pairs, fits_D & held_D)
-        return Prepared(_choose(pairs, fits_D & ~held_D), held, train, notes)
-    if not data.validation:
-        return Prepared(_choose(pairs, fits_D), None, train, notes)
-    listed = tokenised("validation")
-    held, held_fits_D, more = _fitting(listed, context, "validation")
-    return Prepared(_choose(pairs, fits_D), _choose(held, held_fits_D), (*train, *listed), (*notes, *more))
-
-
-def _choose(pairs: Pairs, chosen_D: Chosen) -> Pairs:
-    return Pairs(pairs.source.choose(chosen_D), pairs.target.choose(chosen_D))
-
-
-def _fitting(
-    files: tuple[TokenFiles, TokenFiles], context: tuple[int, int], what: str
-) -> tuple[Pairs, Chosen, tuple[str, ...]]:
-    """All pairs, which of them can be learnt from, and what is to be said about the others."""
-    source, target = map(_corpus, files)
-    empty_D = np.zeros(source.num_documents, np.bool_)
-    for corpus, made in ((source, files[0]), (target, files[1])):
-        empty_D |= corpus.sizes <= sum(made.manifest[key] is not None for key in ("begin_id", "end_id"))
-    # the decoder reads the target without its last token
-    long_D = ~empty_D & ((source.sizes > context[0]) | (target.sizes - 1 > context[1]))
-    notes = []
-    if long_D.any():
-        notes.append(
-            f"{long_D.sum():,} of {len(long_D):,} {what} pairs are left out: they have more than {context[0]} source "
-            f"or {context[1]} target tokens"
-        )
-    if empty_D.any():
-        notes.append(f"{empty_D.sum():,} of {len(empty_D):,} {what} pairs are left out: a side is empty")
-    return Pairs(source, target), ~(empty_D | long_D), tuple(notes)
-
-
-# --- texts with labels ------------------------------------------------------------------------------------------------
+    return _divide_records(data, config.train.seed, read)
 
 
 @_prepare.register(LabelledDataConfig)
 def _(data: LabelledDataConfig, config: Config, tokenizers: tuple[Tokenizer, Tokenizer], cache_dir: Path) -> Prepared:
-    def tokenised(part: Part) -> TokenFiles:
-        return tokenise(files_of(data, part), read_texts(data, part), _options(data), tokenizers[1], cache_dir)
-
-    train = tokenised("train")
-    told = list(read_labels(data, "train"))
-    objective = config.objective
+    objective, context = config.objective, config.model.context
     labels = objective.labels if isinstance(objective, ClassifyObjectiveConfig) else None
     if labels is None:
-        labels = tuple(sorted({label for label, _ in told}))
+        labels = tuple(sorted({label for label, _ in read_labels(data, "train")}))
         if len(labels) < 2:
+            found = f"have one label only: {labels[0]}" if labels else "hold no text with a label"
             raise QkvError(
-                f"the training data have one label only: {', '.join(labels)}", where=files_of(data, "train")[0]
+                f"the training data {found}",
+                where=", ".join(files_of(data, "train")),
+                hint="data.label_key=NAME for another column",
             )
-    texts, numbers_D = _corpus(train), _numbers(told, labels)
-    context = config.model.max_seq_len
-    notes = _cut(texts, context, "training")
-    held_D = _hold_out(data, train, config)
-    if held_D is not None:
-        kept, held = (Labelled(texts.choose(chosen_D), numbers_D[chosen_D]) for chosen_D in (~held_D, held_D))
-        return Prepared(kept, held, (train,), notes, labels)
-    if not data.validation:
-        return Prepared(Labelled(texts, numbers_D), None, (train,), notes, labels)
-    listed = tokenised("validation")
-    held_texts = _corpus(listed)
-    held = Labelled(held_texts, _numbers(list(read_labels(data, "validation")), labels))
-    notes = (*notes, *_cut(held_texts, context, "validation"))
-    return Prepared(Labelled(texts, numbers_D), held, (train, listed), notes, labels)
+
+    def read(part: Part) -> _Records:
+        files = tokenise(files_of(data, part), read_texts(data, part), _options(data), tokenizers[1], cache_dir)
+        examples = Labelled(_corpus(files), label_numbers(read_labels(data, part), labels))
+        empty_D = _empty(files)
+        notes = _notes(
+            f"{_PARTS[part]} texts are ",
+            (examples.texts.sizes > context, f"cut: they have more than {context} tokens"),
+            (empty_D, "left out: they are empty"),
+        )
+        return _Records(examples, ~empty_D, (files,), notes)
+
+    return replace(_divide_records(data, config.train.seed, read), labels=labels)
 
 
-def _numbers(told: Sequence[tuple[str, str]], labels: Sequence[str]) -> NDArray[np.int64]:
-    """The number of each label. Raises QkvError for one that is not among `labels` (file:line)."""
-    number = {label: index for index, label in enumerate(labels)}
-    for label, where in told:
-        if label not in number:
-            guess = nearest(label, labels)
-            raise QkvError(
-                f"the label `{label}` is not one of the model's: {', '.join(labels[:10])}",
-                where=where,
-                hint=f"`{guess}`" if guess else None,
-            )
-    return np.array([number[label] for label, _ in told], np.int64)
+_PARTS: dict[Part, str] = {"train": "training", "validation": "validation"}
 
 
-def _cut(texts: Corpus, context: int, what: str) -> tuple[str, ...]:
-    """What is to be said about texts that the context does not hold."""
-    count = int((texts.sizes > context).sum())
-    if not count:
-        return ()
-    return (f"{count:,} of {texts.num_documents:,} {what} texts are cut: they have more than {context} tokens",)
+def _empty(files: TokenFiles) -> Chosen:
+    """Which documents have no token between their begin and end [D]."""
+    around = sum(files.manifest[key] is not None for key in ("begin_id", "end_id"))
+    return np.diff(files.offsets) <= around
+
+
+def _notes(what: str, *reasons: tuple[Chosen, str]) -> tuple[str, ...]:
+    """What is to be said about the records that each reason is true of [D]."""
+    return tuple(f"{true_D.sum():,} of {len(true_D):,} {what}{why}" for true_D, why in reasons if true_D.any())
+
+
+def label_numbers(told: Iterable[tuple[str, str]], labels: Sequence[str]) -> NDArray[np.int64]:
+    """The number of each label, given as (label, where). Raises QkvError for one that is not among `labels`."""
+    known = {label: number for number, label in enumerate(labels)}
+
+    def numbers() -> Iterator[int]:
+        for label, where in told:
+            if label not in known:
+                guess = nearest(label, labels)
+                raise QkvError(
+                    f"the label `{label}` is not one of the model's: {', '.join(labels[:10])}",
+                    where=where,
+                    hint=f"`{guess}`" if guess else None,
+                )
+            yield known[label]
+
+    return np.fromiter(numbers(), np.int64)

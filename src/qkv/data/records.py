@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from qkv.config.errors import QkvError, nearest
-from qkv.config.run import DataConfig, LabelledDataConfig, ParallelDataConfig, Side, SideFiles
+from qkv.config.run import DataConfig, LabelledDataConfig, ParallelDataConfig, Side, SideFiles, spelled_label
 from qkv.data.documents import PIECE_CHARACTERS, Piece, json_record, lines_of, valid_text
-from qkv.tokenizer.text import chunks, normalize, open_file
+from qkv.tokenizer.text import BadBytes, chunks, normalize, read_blocks
 
 Part = Literal["train", "validation"]
 _ARCHIVES = (".gz", ".xz")
@@ -35,20 +35,20 @@ def files_of(data: DataConfig, part: Part, side: Side | None = None) -> tuple[st
         return tuple(files)
     if side is None:
         return files.source + files.target
-    return files.source if (side == "source") != _reversed(data) else files.target
+    return getattr(files, _side_in_files(data, side))  # type: ignore[no-any-return]
 
 
 def read_side(data: ParallelDataConfig, part: Part, side: Side) -> Iterator[Piece]:
     """One side of all pairs, one document per pair.
 
-    Raises QkvError for a line that is no pair (file:line), and for lists of files whose line counts differ.
+    Raises QkvError at once for two files, read side by side, that differ in lines; later for a line that is no pair
+    (file:line).
     """
     files = getattr(data, part)
     if isinstance(files, SideFiles):
-        _check_counts(files)
-        lines = (line for file in files_of(data, part, side) for line in lines_of(Path(file), data.bad_bytes))
-        return _pieces(lines)
-    key = data.source_key if (side == "source") != data.reverse else data.target_key
+        _check_counts(files, data.bad_bytes)
+        return _pieces(line for file in files_of(data, part, side) for line in lines_of(Path(file), data.bad_bytes))
+    key = data.source_key if _side_in_files(data, side) == "source" else data.target_key
     return _pieces(_text(record, key, data) for file in files for record in _pair_records(Path(file), data))
 
 
@@ -62,28 +62,25 @@ def read_labels(data: LabelledDataConfig, part: Part) -> Iterator[tuple[str, str
     """(label, where) of each record. Raises QkvError for a record without a label (file:line)."""
     for file in files_of(data, part):
         for record in _labelled_records(Path(file), data):
-            label = record.fields.get(data.label_key)
-            if isinstance(label, int):
-                label = str(label)
-            if not isinstance(label, str) or not label.strip():
-                raise QkvError(f"the record has no label in `{data.label_key}`", where=record.where)
+            label = spelled_label(record.fields[data.label_key])
+            if not isinstance(label, str):
+                raise QkvError(f"`{data.label_key}` is not a word but {type(label).__name__}", where=record.where)
+            if not label.strip():
+                raise QkvError(f"`{data.label_key}` is empty: every text has a label", where=record.where)
             yield label.strip(), record.where
 
 
-def _reversed(data: DataConfig) -> bool:
-    return isinstance(data, ParallelDataConfig) and data.reverse
+def _side_in_files(data: DataConfig, side: Side) -> Side:
+    """What a side of the pairs is called in the files."""
+    if isinstance(data, ParallelDataConfig) and data.reverse:
+        return "target" if side == "source" else "source"
+    return side
 
 
-def _check_counts(files: SideFiles) -> None:
+def _check_counts(files: SideFiles, bad_bytes: BadBytes) -> None:
     """Lines belong together by their number alone, so one more or less would shift all pairs after it."""
-    if len(files.source) != len(files.target):
-        raise QkvError(
-            f"{len(files.source)} source files and {len(files.target)} target files do not make pairs",
-            where="data",
-            hint="as many files on either side, in the same order",
-        )
     for source, target in zip(files.source, files.target, strict=True):
-        counts = _count_lines(Path(source)), _count_lines(Path(target))
+        counts = count_lines(Path(source), bad_bytes), count_lines(Path(target), bad_bytes)
         if counts[0] != counts[1]:
             raise QkvError(
                 f"{source} has {counts[0]:,} lines and {target} has {counts[1]:,}: they do not belong together",
@@ -92,19 +89,19 @@ def _check_counts(files: SideFiles) -> None:
             )
 
 
-def _count_lines(path: Path) -> int:
-    count, last = 0, b"\n"
-    with open_file(path) as file:
-        while block := file.read(1 << 20):
-            count += block.count(b"\n")
-            last = block
-    return count + (not last.endswith(b"\n"))
+def count_lines(path: Path, bad_bytes: BadBytes = "replace") -> int:
+    """How many lines `lines_of` gives."""
+    count, last = 0, "\n"
+    for block in read_blocks(path, bad_bytes, option="data.bad_bytes"):
+        count += block.count("\n")
+        last = block or last
+    return count + (not last.endswith("\n"))
 
 
 def _pieces(texts: Iterable[str]) -> Iterator[Piece]:
-    """One document per text; a text of spaces only is an empty one."""
-    for text in texts:
-        *begin, end = list(chunks([text], PIECE_CHARACTERS)) if text.strip() else [""]
+    """One document per text, as a model sees it alone; a text of spaces only is an empty one."""
+    for text in map(normalize, texts):
+        *begin, end = chunks([text], PIECE_CHARACTERS) if text.strip() else [""]
         yield from (Piece(part, False) for part in begin)
         yield Piece(end, True)
 
@@ -113,7 +110,7 @@ def _text(record: Record, key: str, data: DataConfig) -> str:
     text = record.fields[key]
     if not isinstance(text, str):
         raise QkvError(f"`{key}` is not a string but {type(text).__name__}", where=record.where)
-    return normalize(valid_text(text, key, data.bad_bytes, record.where))
+    return valid_text(text, key, data.bad_bytes, record.where)
 
 
 def _pair_records(path: Path, data: ParallelDataConfig) -> Iterator[Record]:
@@ -128,7 +125,7 @@ def _pair_records(path: Path, data: ParallelDataConfig) -> Iterator[Record]:
                 raise QkvError(
                     f"a pair is source, tab, target: this line has {len(fields) - 1} tabs",
                     where=f"{path}:{number}",
-                    hint=f"cut -f1,2 {path} > PAIRS.tsv" if len(fields) > 2 else "two columns, or two files of lines",
+                    hint="two columns, or {source: [FILE], target: [FILE]} for files that are read side by side",
                 )
             yield Record(dict(zip(keys.values(), fields, strict=True)), f"{path}:{number}")
 
@@ -161,19 +158,24 @@ def _csv_records(path: Path, data: DataConfig, keys: Mapping[str, str]) -> Itera
 
 def _table(path: Path, rows: Iterator[tuple[Sequence[str], int]], keys: Mapping[str, str]) -> Iterator[Record]:
     """Rows under their header."""
-    header, _ = next(rows, ((), 0))
+    header, first = next(rows, ((), 0))
+    if not header:
+        raise QkvError("the file is empty", where=str(path), hint="a first line that names the columns, and records")
     names = [name.strip() for name in header]
     for option, key in keys.items():
         if key not in names:
-            guess = nearest(key, names)
             raise QkvError(
-                f"the header has no column `{key}`" if names else "the file is empty",
-                where=f"{path}:1",
-                hint=f"data.{option}={guess or 'NAME'}, for a first line that names the columns",
+                f"the header has no column `{key}`",
+                where=f"{path}:{first}",
+                hint=f"data.{option}={nearest(key, names) or 'NAME'}, or a first line that names the columns",
             )
+        if names.count(key) > 1:
+            raise QkvError(f"the header names several columns `{key}`", where=f"{path}:{first}")
     for row, number in rows:
         if len(row) != len(names):
-            raise QkvError(f"{len(row)} columns, and the header has {len(names)}", where=f"{path}:{number}")
+            raise QkvError(
+                f"the header names {len(names)} columns, and this record has {len(row)}", where=f"{path}:{number}"
+            )
         yield Record(dict(zip(names, row, strict=True)), f"{path}:{number}")
 
 

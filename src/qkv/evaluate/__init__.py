@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         exact_match,
         pronunciation_scores,
     )
+    from qkv.evaluate.examples import Examples, PairScores, held_out_examples, pair_scores, read_examples
     from qkv.evaluate.kernels import KernelCheck, check_kernels
     from qkv.evaluate.machine import Machine, describe_machine
     from qkv.evaluate.perplexity import Scores, masked_scores
@@ -30,8 +31,10 @@ if TYPE_CHECKING:
 _ON_FIRST_USE = {
     "ClassScores": "classification",
     "ClassificationScores": "classification",
+    "Examples": "examples",
     "KernelCheck": "kernels",
     "Machine": "machine",
+    "PairScores": "examples",
     "PronunciationScores": "error_rates",
     "Scores": "perplexity",
     "Tally": "score",
@@ -43,8 +46,11 @@ _ON_FIRST_USE = {
     "edit_distance": "error_rates",
     "error_rate": "error_rates",
     "exact_match": "error_rates",
+    "held_out_examples": "examples",
     "masked_scores": "perplexity",
+    "pair_scores": "examples",
     "pronunciation_scores": "error_rates",
+    "read_examples": "examples",
     "score_batches": "score",
     "text_corpus": "corpora",
     "translation_scores": "translation",
@@ -54,9 +60,11 @@ _ON_FIRST_USE = {
 __all__ = [
     "ClassScores",
     "ClassificationScores",
+    "Examples",
     "KernelCheck",
     "Machine",
     "Metrics",
+    "PairScores",
     "PronunciationScores",
     "RunSummary",
     "Scores",
@@ -69,9 +77,12 @@ __all__ = [
     "edit_distance",
     "error_rate",
     "exact_match",
+    "held_out_examples",
     "list_runs",
     "masked_scores",
+    "pair_scores",
     "pronunciation_scores",
+    "read_examples",
     "read_metrics",
     "score_batches",
     "summarise_run",

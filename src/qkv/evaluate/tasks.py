@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import singledispatch
 from typing import TYPE_CHECKING
@@ -15,9 +15,9 @@ from qkv.data.prepare import Dataset, Labelled, Pairs
 from qkv.evaluate.classification import classification_scores
 from qkv.evaluate.error_rates import error_rate, exact_match
 from qkv.evaluate.translation import translation_scores
-from qkv.generate.decode import Decoding, evaluating, pad
+from qkv.generate.decode import device_of, evaluating
 from qkv.generate.prompts import begin_of, end_of
-from qkv.generate.sampling import Sampling
+from qkv.generate.translate import translate
 from qkv.nn.transformer import Transformer
 
 if TYPE_CHECKING:
@@ -37,12 +37,7 @@ class Measure:
 
 
 @singledispatch
-def measure(
-    objective: ObjectiveConfig,
-    network: Transformer,
-    data: Dataset,
-    tokenizer: Tokenizer,
-) -> Measure | None:
+def measure(objective: ObjectiveConfig, network: Transformer, data: Dataset, tokenizer: Tokenizer) -> Measure | None:
     """The task's own measure of a network on data held out; None where the loss is all there is.
 
     Draws nothing at random, and leaves the network's mode as it is.
@@ -86,30 +81,18 @@ def _(objective: ClassifyObjectiveConfig, network: Transformer, data: Dataset, t
     return Measure(objective.measure, getattr(scores, objective.measure), higher_is_better=True)
 
 
-def greedy(network: Transformer, sources: Sequence[Sequence[int]], tokenizer: Tokenizer) -> list[str]:
+def greedy(network: Transformer, sources: Iterable[Sequence[int]], tokenizer: Tokenizer) -> list[str]:
     """The likeliest translation, token by token, of each source [begin] ids [end]."""
-    begin, end = begin_of(tokenizer), end_of(tokenizer)
-    texts = [""] * len(sources)
-    order = sorted(range(len(sources)), key=lambda number: len(sources[number]))
-    for first in range(0, len(order), _SOURCES_AT_ONCE):
-        numbers = order[first : first + _SOURCES_AT_ONCE]
-        source, lengths = pad([sources[number] for number in numbers], next(network.parameters()).device)
-        decoding = Decoding(
-            network,
-            [begin] * len(numbers),
-            sampling=Sampling(temperature=0),
-            seeds=[0] * len(numbers),
-            max_new_tokens=2 * source.shape[1] + 16,
-            eos_ids=end,
-            source=source,
-            source_lengths=lengths,
-            vocab_size=tokenizer.vocab_size,
-        )
-        for _ in decoding:
-            pass
-        for number, ids in zip(numbers, decoding.generated, strict=True):
-            texts[number] = tokenizer.decode(ids)
-    return texts
+    found = translate(
+        network,
+        sources,
+        start_ids=begin_of(tokenizer),
+        eos_ids=end_of(tokenizer),
+        vocab_size=tokenizer.vocab_size,
+        beam_size=1,
+        batch_size=_SOURCES_AT_ONCE,
+    )
+    return [tokenizer.decode(best.token_ids) for (best, *_) in found]
 
 
 @torch.inference_mode()
@@ -119,7 +102,7 @@ def predictions(
     """The class a classifier gives to each text, and the true one."""
     predicted: list[int] = []
     true: list[int] = []
-    device = next(network.parameters()).device
+    device = device_of(network)
     batches = validation_batches(
         data, objective, tokenizer, max_seq_len=network.config.context, batch_tokens=_TOKENS_AT_ONCE
     )

@@ -32,8 +32,13 @@ def write_report(run: Path) -> Path:
     lines.append(f"- Python {environment['python']}, {versions}; seed {environment['seed']}")
     lines += ["", "The losses are nats per target token. `config.yaml` says what was trained and how.", ""]
     if val_losses:
-        lines += ["| step | validation loss |", "|---|---|"]
-        lines += [f"| {step} | {loss:.4f} |" for step, loss in zip(val_steps, val_losses, strict=True)]
+        keys = sorted({key for record in metrics.records for key in record if key.startswith("val_")} - {"val_loss"})
+        headings = [key.removeprefix("val_").replace("_", " ") for key in keys]
+        measures = [dict(zip(*metrics.series(key), strict=True)) for key in keys]
+        lines += [f"| {' | '.join(['step', 'validation loss', *headings])} |", "|---|---|" + "---|" * len(keys)]
+        for step, loss in zip(val_steps, val_losses, strict=True):
+            figures = [f"{measure[step]:.4g}" if step in measure else "" for measure in measures]
+            lines.append(f"| {' | '.join([str(step), f'{loss:.4f}', *figures])} |")
         lines.append("")
     path = run / "report.md"
     path.write_text("\n".join(lines), encoding="utf-8")

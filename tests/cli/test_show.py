@@ -85,7 +85,7 @@ def test_show_draws_every_preset(name: str, capsys) -> None:
     model = Config.load(name).model
     assert f"{summarise(model).params:,}" in out
     for stack in model.stacks.values():
-        assert f"{stack.num_layers} x block" in out
+        assert (f"{stack.num_layers} x block" if stack.num_layers > 1 else "block") in out
 
 
 def test_the_parameters_in_the_boxes_add_up(capsys) -> None:

@@ -94,9 +94,7 @@ def by_qkv(model: qkv.Model, texts: list[str], options: argparse.Namespace) -> l
 
 
 @torch.inference_mode()
-def by_transformers(
-    peer: MarianMTModel, model: qkv.Model, texts: list[str], options: argparse.Namespace
-) -> list[str]:
+def by_transformers(peer: MarianMTModel, model: qkv.Model, texts: list[str], options: argparse.Namespace) -> list[str]:
     tokenizer = model.tokenizer
     assert tokenizer is not None
     rows = [[tokenizer.bos_id, *tokenizer.encode(text), tokenizer.eos_id] for text in texts]

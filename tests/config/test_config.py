@@ -151,6 +151,8 @@ def test_json_schema_accepts_what_loads_and_names_every_kind(write) -> None:
     for text in (
         "extends: llama-tiny\n",
         SMALL + "data: {train: a.txt}\n",
+        TRANSLATE,
+        "model: {}\ndata: {kind: parallel, train: {source: a, target: b}, validation: [c.tsv]}\n",
         "model: {vocab_size: 9, layers: [{repeat: 2, attention: {window: 64}}, {}]}\n",
         "model: {vocab_size: 9, norm: {kind: 'package.parts:OwnNormConfig', strength: 2}}\n",
         Config.load("encoder-decoder-tiny").to_yaml(),
@@ -222,6 +224,118 @@ def test_one_matrix_cannot_serve_two_vocabularies() -> None:
     message = error_of("encoder-decoder-tiny", "model.encoder.vocab_size=7")
     assert "tie_embeddings" in message
     assert "encoder.vocab_size" in message
+
+
+TRANSLATE = "model: {family: encoder-decoder}\ndata: {train: {source: [a.en], target: [a.de]}}\n"
+CLASSIFY = "model: {family: encoder, head: {kind: classifier}}\ndata: {train: a.tsv}\n"
+
+
+def test_objective_and_data_follow_from_the_model(write) -> None:
+    """Kinds that are not written down are the usual ones of the family and the head."""
+    found = {}
+    for family in ("decoder", "encoder", "encoder-decoder"):
+        config = Config.load(write(f"model: {{family: {family}}}\n"))
+        found[family] = (config.objective.kind, config.data.kind)
+    assert found == {
+        "decoder": ("causal", "text"),
+        "encoder": ("masked", "text"),
+        "encoder-decoder": ("translate", "parallel"),
+    }
+    config = Config.load(write(CLASSIFY))
+    assert (config.objective.kind, config.data.kind, config.data.train) == ("classify", "labelled", ("a.tsv",))
+    config = Config.load(write(TRANSLATE), "objective.measure=chrf")
+    assert (config.objective.kind, config.objective.measure) == ("translate", "chrf")
+    assert (config.data.train.source, config.data.train.target) == (("a.en",), ("a.de",))
+    assert Config.load(write(config.to_yaml())) == config
+    for kind in ("span", "denoise"):
+        assert Config.load("encoder-decoder-tiny", f"objective.kind={kind}").data.kind == "text"
+
+
+@pytest.mark.parametrize(
+    ("text", "override", "first", "second"),
+    [
+        (SMALL, "objective.kind=translate", "objective.kind", "model.family"),
+        (SMALL, "objective.kind=classify", "objective.kind", "model.head.kind"),
+        (SMALL, "data={kind: parallel, train: [a.tsv]}", "objective.kind", "data.kind"),
+        (SMALL, "data.train={source: [a], target: [b]}", "objective.kind", "data.kind"),
+        (SMALL, "data={kind: text, train: {source: [a], target: [b]}}", "data.kind", "data.train"),
+        (SMALL, "data.validation={source: [a], target: [b]}", "data.kind", "data.validation"),
+        (SMALL, "tokenizer={source: {kind: char}, target: {kind: char}}", "tokenizer.source", "model.family"),
+        (TRANSLATE, "objective.kind=causal", "objective.kind", "model.family"),
+        (TRANSLATE, "objective.kind=denoise", "objective.kind", "data.kind"),
+        (TRANSLATE, "model.head.kind=classifier", "objective.kind", "model.family"),
+        (TRANSLATE, "model.encoder.input={kind: features, width: 8}", "objective.kind", "model.encoder.input.kind"),
+        (TRANSLATE, "data.target_key=source", "data.source_key", "data.target_key"),
+        (TRANSLATE, "tokenizer.source={kind: char}", "tokenizer.source", "tokenizer.target"),
+        (CLASSIFY, "objective.kind=masked", "objective.kind", "model.head.kind"),
+        (CLASSIFY, "data.text_key=label", "data.text_key", "data.label_key"),
+        (CLASSIFY, "model.family=decoder", "model.family", "model.head.pooling"),
+    ],
+)
+def test_what_a_model_does_not_learn_is_a_contradiction(
+    text: str, override: str, first: str, second: str, write
+) -> None:
+    message = error_of(write(text), override)
+    assert f"`{first}` and `{second}` contradict each other" in message
+    assert "\n  try " in message
+    assert "also:" not in message
+
+
+@pytest.mark.parametrize(
+    ("overrides", "first", "second"),
+    [
+        (("model.tie_embeddings=all",), "tokenizer.source", "model.tie_embeddings"),
+        (("objective.kind=denoise", "data=null"), "tokenizer.source", "objective.kind"),
+        (("model.encoder.vocab_size=50",), "tokenizer.source.vocab_size", "model.encoder.vocab_size"),
+        (("model.decoder.vocab_size=69",), "tokenizer.target.vocab_size", "model.decoder.vocab_size"),
+    ],
+)
+def test_two_tokenizers_need_two_vocabularies(overrides: tuple[str, ...], first: str, second: str, write) -> None:
+    pair = "tokenizer: {source: {kind: bpe, vocab_size: 60}, target: {kind: bpe, vocab_size: 70}}\n"
+    message = error_of(write(TRANSLATE + pair), *overrides)
+    assert f"`{first}` and `{second}` contradict each other" in message
+
+
+@pytest.mark.parametrize(
+    ("override", "key", "said"),
+    [
+        ("data.train={source: [a]}", "data.train", "there are no target files"),
+        ("data.train={target: [a]}", "data.train", "there are no source files"),
+        ("data.train={}", "data.train", "there are no source files"),
+        ("data.train={source: [], target: [a]}", "data.train", "there are no source files"),
+        ("data.train={source: [a, b], target: c}", "data.train", "not as many source files as target files"),
+        ("data.train={sorce: [a], target: [b]}", "data.train.sorce", "unknown key `sorce`"),
+        ("data.train={source: [1], target: [b]}", "data.train.source.0", "valid string, got 1"),
+        ("data.train=[1]", "data.train", r"expected a file or a list of files, got [1]"),
+        ("data.train=null", "data.train", "expected a file or a list of files"),
+        ("data.validation={target: [a]}", "data.validation", "there are no source files"),
+        ("data.validation=1.5", "data.validation", "expected a fraction from 0 to below 1, or files, got 1.5"),
+        ("data.validation=true", "data.validation", "or files, got true"),
+        ("data.validation=[2]", "data.validation", "or files, got [2]"),
+    ],
+)
+def test_a_mistake_in_the_files_speaks_of_what_was_meant(override: str, key: str, said: str, write) -> None:
+    """One error, of the form that was tried, not one for each form that files may have."""
+    message = error_of(write("model: {family: encoder-decoder}\ndata: {validation: 0}\n"), override)
+    assert said in message
+    assert f"at `{override}`, key `{key}`" in message
+    assert "also:" not in message
+    assert "SideFiles" not in message
+    assert "tuple" not in message
+
+
+def test_one_file_is_a_list_of_one(write) -> None:
+    config = Config.load(write(TRANSLATE), "data.train={source: a, target: b}", "data.validation=c.tsv")
+    assert (config.data.train.source, config.data.validation) == (("a",), ("c.tsv",))
+    assert Config.load(write(TRANSLATE), "data.validation=0").data.validation == 0.0
+
+
+def test_labels_are_words_however_yaml_reads_them(write) -> None:
+    assert Config.load(write(CLASSIFY), "objective.labels=[0, 1, true]").objective.labels == ("0", "1", "true")
+    assert "a class is named twice" in error_of(write(CLASSIFY), "objective.labels=[a, b, a]")
+    assert "at least 2" in error_of(write(CLASSIFY), "objective.labels=[a]")
+    config = Config.load(write(CLASSIFY), "objective.labels=[0, no]")
+    assert Config.load(write(config.to_yaml())).objective.labels == ("0", "no")
 
 
 def test_an_override_that_every_layer_shadows_is_refused(write) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from qkv.data import Corpus
+from qkv.data import Corpus, Pairs
 from qkv.tokenizer import Tokenizer
 
 
@@ -31,6 +31,7 @@ class ByteTokenizer:
     cls_id: int | None = None
     sep_id: int | None = None
     vocab_size: int = 260
+    sentinel_ids: tuple[int, ...] = ()
     fingerprint: str = "bytes"
     calls: int = 0
 
@@ -48,7 +49,7 @@ def make_tokenizer() -> Callable[..., ByteTokenizer]:
     return ByteTokenizer
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def make_corpus() -> Callable[..., Corpus]:
     """`make_corpus([1, 2, 3], [4, 5])`: documents of these ids, lying apart on purpose."""
 
@@ -58,5 +59,22 @@ def make_corpus() -> Callable[..., Corpus]:
         sizes = np.array([len(document) for document in documents], np.int64)
         starts = np.cumsum(sizes + 1) - sizes
         return Corpus(np.concatenate([*parts, gap]), starts, starts + sizes)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def seq2seq() -> Tokenizer:
+    """One id per byte; <pad> is 256, <bos> 257, <eos> 258, <mask> 259, <extra_id_0> to <extra_id_7> are 260 to 267."""
+    return Tokenizer.train([], kind="byte", sentinels=8)
+
+
+@pytest.fixture(scope="session")
+def make_pairs(make_corpus: Callable[..., Corpus]) -> Callable[..., Pairs]:
+    """`make_pairs(([1, 2], [3]), ...)`: sources and targets of these ids, each with <bos> before and <eos> after it."""
+
+    def make(*pairs: Any) -> Pairs:
+        source, target = (make_corpus(*([257, *pair[side], 258] for pair in pairs)) for side in (0, 1))
+        return Pairs(source, target)
 
     return make

@@ -15,10 +15,18 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from qkv.config.errors import ConfigError, QkvError
-from qkv.config.run import CausalObjectiveConfig, MaskedObjectiveConfig, ObjectiveConfig
-from qkv.data import Batch, BatchLoader, Corpus, validation_batches
+from qkv.config.run import (
+    CausalObjectiveConfig,
+    ClassifyObjectiveConfig,
+    DenoiseObjectiveConfig,
+    MaskedObjectiveConfig,
+    ObjectiveConfig,
+    SpanObjectiveConfig,
+    TranslateObjectiveConfig,
+)
+from qkv.data import Batch, BatchLoader, Corpus, Labelled, Pairs, validation_batches
 
-CAUSAL, MASKED = CausalObjectiveConfig(), MaskedObjectiveConfig()
+CAUSAL, MASKED, TRANSLATE = CausalObjectiveConfig(), MaskedObjectiveConfig(), TranslateObjectiveConfig()
 EOS = 256
 
 sizes = st.lists(st.integers(0, 12), min_size=1, max_size=8)
@@ -39,7 +47,7 @@ def loader(corpus: Corpus, tokenizer: Any, objective: ObjectiveConfig = CAUSAL, 
 
 def assert_equal(first: Batch, second: Batch) -> None:
     assert first.target_count == second.target_count
-    for name in ("inputs", "labels", "documents", "positions", "lengths"):
+    for name in ("inputs", "labels", "documents", "positions", "lengths", "source", "source_lengths"):
         one, other = getattr(first, name), getattr(second, name)
         assert (one is None) == (other is None), name
         assert one is None or torch.equal(one, other), name
@@ -291,6 +299,147 @@ def test_a_place_that_the_data_does_not_have_is_refused(make_corpus: Any, tokeni
     assert batches.state_dict() == before
 
 
+# --- rows of their own lengths ----------------------------------------------------------------------------------------
+
+
+def sentences(count: int = 3000, seed: int = 0) -> list[tuple[int, int]]:
+    """Lengths of sources and targets as those of image descriptions are, in tokens: about 13 and a little more."""
+    rng = np.random.default_rng(seed)
+    source = np.clip(rng.lognormal(2.5, 0.35, count), 3, 60)
+    target = np.clip(source * rng.lognormal(0.05, 0.25, count), 2, 60)
+    return list(zip(source.astype(int).tolist(), target.astype(int).tolist(), strict=True))
+
+
+@pytest.fixture(scope="module")
+def pairs(make_pairs: Any) -> Pairs:
+    """Each pair is told by the first two ids of its target."""
+    return make_pairs(*(([7] * s, [n // 256, n % 256, *[8] * t]) for n, (s, t) in enumerate(sentences())))  # type: ignore[no-any-return]
+
+
+def pair_loader(pairs: Pairs, tokenizer: Any, **options: Any) -> BatchLoader:
+    return BatchLoader(pairs, TRANSLATE, tokenizer, **{"max_seq_len": 64, "batch_tokens": 2048} | options)
+
+
+def epoch_of(batches: BatchLoader) -> list[list[Batch]]:
+    """The steps of the epoch that begins now."""
+    epoch = batches.state_dict()["epoch"]
+    steps = []
+    while batches.state_dict()["epoch"] == epoch:
+        steps.append(next(batches))
+    return steps
+
+
+def numbers(steps: list[list[Batch]]) -> list[list[int]]:
+    """The pairs of each step."""
+    return [[256 * a + b for batch in step for a, b in batch.inputs[:, 1:3].tolist()] for step in steps]
+
+
+def test_every_pair_is_visited_once_per_epoch_in_steps_of_their_own_order(pairs: Pairs, seq2seq: Any) -> None:
+    batches = pair_loader(pairs, seq2seq)
+    first, second = numbers(epoch_of(batches)), numbers(epoch_of(batches))
+    for steps in (first, second):
+        assert sorted(number for step in steps for number in step) == list(range(3000))
+    assert first != second
+    assert set(map(frozenset, first)) != set(map(frozenset, second)), "pairs of equal lengths meet others"
+    again = pair_loader(pairs, seq2seq, micro_batch_tokens=100)
+    assert [numbers(epoch_of(again)), numbers(epoch_of(again))] == [first, second]
+    assert numbers(epoch_of(pair_loader(pairs, seq2seq, seed=1))) != first
+    longest = [max(pairs.target.sizes[step]) for step in first]
+    assert longest != sorted(longest), "steps are not in the order of their lengths"
+
+
+@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    sizes=st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), min_size=1, max_size=20),
+    batch_tokens=st.integers(1, 60),
+    micro_batch_tokens=st.none() | st.integers(1, 20),
+)
+def test_a_step_is_never_larger_than_asked_for_unless_one_row_is(
+    make_pairs: Any, seq2seq: Any, sizes: list[tuple[int, int]], batch_tokens: int, micro_batch_tokens: int | None
+) -> None:
+    pairs = make_pairs(*(([1] * source, [2] * target) for source, target in sizes))
+    batches = pair_loader(pairs, seq2seq, batch_tokens=batch_tokens, micro_batch_tokens=micro_batch_tokens)
+    steps = epoch_of(batches)
+    for step in steps:
+        rows = sum(len(batch.inputs) for batch in step)
+        assert rows == 1 or sum(batch.target_count for batch in step) <= batch_tokens
+        for batch in step:
+            assert len(batch.inputs) == 1 or batch.target_count <= (micro_batch_tokens or batch_tokens)
+    targets = [int(length) for step in steps for batch in step for length in (batch.labels != -100).sum(1)]
+    assert Counter(targets) == Counter(target + 1 for _, target in sizes)
+
+
+@pytest.mark.parametrize(("batch_tokens", "most"), [(512, 0.06), (2048, 0.11)])
+def test_little_of_a_step_is_padding(pairs: Pairs, seq2seq: Any, batch_tokens: int, most: float) -> None:
+    """With rows in random order it would be more than half."""
+    steps = epoch_of(pair_loader(pairs, seq2seq, batch_tokens=batch_tokens))
+    slots = sum(batch.inputs.numel() + batch.source.numel() for (batch,) in steps if batch.source is not None)
+    tokens = int((pairs.source.sizes + pairs.target.sizes - 1).sum())
+    assert 1 - tokens / slots < most
+    assert len(steps) < 1.1 * (pairs.target.sizes - 1).sum() / batch_tokens + 1, "steps are full"
+
+
+def test_ranks_share_the_pairs_of_one_step(pairs: Pairs, seq2seq: Any) -> None:
+    alone = numbers(epoch_of(pair_loader(pairs, seq2seq)))
+    ranks = [pair_loader(pairs, seq2seq, rank=rank, world_size=3) for rank in range(3)]
+    shares = [numbers(epoch_of(rank)) for rank in ranks]
+    assert [[*first, *second, *third] for first, second, third in zip(*shares, strict=True)] == alone
+    assert {str(rank.state_dict()) for rank in ranks} == {"{'epoch': 1, 'index': 0}"}
+
+
+TASKS: list[ObjectiveConfig] = [
+    TRANSLATE, DenoiseObjectiveConfig(), SpanObjectiveConfig(), ClassifyObjectiveConfig()
+]  # fmt: skip
+
+
+def data_for(objective: ObjectiveConfig, pairs: Pairs) -> Any:
+    if isinstance(objective, ClassifyObjectiveConfig):
+        return Labelled(pairs.source, np.arange(pairs.num_documents) % 3)
+    return pairs if objective is TRANSLATE else pairs.target
+
+
+@pytest.mark.parametrize("objective", TASKS, ids=lambda objective: objective.kind)
+def test_a_task_goes_on_in_the_middle_of_an_epoch(pairs: Pairs, seq2seq: Any, objective: ObjectiveConfig) -> None:
+    data, options = data_for(objective, pairs), {"max_seq_len": 24, "batch_tokens": 4000, "micro_batch_tokens": 900}
+    if objective is TRANSLATE:
+        options["max_seq_len"] = 64
+    whole = BatchLoader(data, objective, seq2seq, **options)
+    steps = len(epoch_of(whole))
+    for stop in (steps // 2, steps - 1, steps + 1):
+        whole.load_state_dict({"epoch": 0, "index": 0})
+        for _ in range(stop):
+            next(whole)
+        resumed = BatchLoader(data, objective, seq2seq, **options)
+        resumed.load_state_dict(whole.state_dict())
+        for _ in range(3):
+            assert resumed.state_dict() == whole.state_dict()
+            for ours, theirs in zip(next(resumed), next(whole), strict=True):
+                assert_equal(ours, theirs)
+    with pytest.raises(QkvError, match=f"an epoch has {steps} steps"):
+        whole.load_state_dict({"epoch": 0, "index": steps})
+
+
+@pytest.mark.parametrize("objective", TASKS, ids=lambda objective: objective.kind)
+def test_validation_of_a_task_is_the_same_in_every_call(pairs: Pairs, seq2seq: Any, objective: ObjectiveConfig) -> None:
+    data, options = data_for(objective, pairs), {"max_seq_len": 64, "batch_tokens": 3000}
+    one, again = (list(validation_batches(data, objective, seq2seq, **options)) for _ in range(2))
+    assert sum(len(batch.inputs) for batch in one) == 3000
+    for ours, theirs in zip(one, again, strict=True):
+        assert_equal(ours, theirs)
+        assert ours.tokens <= 3000
+
+
+@pytest.mark.parametrize("objective", TASKS, ids=lambda objective: objective.kind)
+def test_a_task_without_a_row_is_refused(make_pairs: Any, seq2seq: Any, objective: ObjectiveConfig) -> None:
+    data, options = data_for(objective, make_pairs()), {"max_seq_len": 64, "batch_tokens": 3000}
+    with pytest.raises(QkvError, match="nothing to learn from") as caught:
+        BatchLoader(data, objective, seq2seq, **options)
+    assert caught.value.where == "data.train"
+    with pytest.raises(QkvError, match="hold no target") as caught:
+        validation_batches(data, objective, seq2seq, **options)
+    assert caught.value.where == "data.validation"
+
+
 # --- devices, cost ----------------------------------------------------------------------------------------------------
 
 
@@ -314,3 +463,25 @@ def test_a_step_costs_little(make_tokenizer: Any, objective: ObjectiveConfig) ->
         next(batches)
         times.append(time.perf_counter() - start)
     assert min(times) < 0.01
+
+
+@pytest.mark.parametrize("objective", TASKS, ids=lambda objective: objective.kind)
+def test_a_step_of_short_rows_costs_little(pairs: Pairs, seq2seq: Any, objective: ObjectiveConfig) -> None:
+    """About 300 rows; the bound is loose for the sake of busy machines."""
+    batches = BatchLoader(data_for(objective, pairs), objective, seq2seq, max_seq_len=64, batch_tokens=4096)
+    times = []
+    for _ in range(10):
+        start = time.perf_counter()
+        next(batches)
+        times.append(time.perf_counter() - start)
+    assert min(times) < 0.06
+
+
+def test_a_million_pairs_are_put_in_order_in_seconds(seq2seq: Any) -> None:
+    rng = np.random.default_rng(0)
+    sizes = rng.integers(3, 60, 1_000_000)
+    ends = np.cumsum(sizes)
+    side = Corpus(np.zeros(ends[-1], np.uint16), ends - sizes, ends)
+    start = time.perf_counter()
+    next(pair_loader(Pairs(side, side), seq2seq, batch_tokens=8192))
+    assert time.perf_counter() - start < 10

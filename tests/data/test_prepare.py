@@ -102,7 +102,7 @@ def test_a_matching_cache_is_used_again(corpus: Corpus, make_tokenizer: Any) -> 
     first = prepare(corpus.config, tokenizer, corpus.cache)
     again = prepare(corpus.config, tokenizer, corpus.cache)
     assert (first.reused, again.reused, tokenizer.calls) == (False, True, 1)
-    assert isinstance(again.train.tokens, np.memmap)
+    assert isinstance(again.train.tokens.base, np.memmap)
     assert again.train.tokens.tolist() == first.train.tokens.tolist()
     assert again.fingerprint == first.fingerprint
 

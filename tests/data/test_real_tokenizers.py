@@ -83,6 +83,6 @@ def test_training_data_pass_from_text_to_batches(trained: Tokenizer, tmp_path: P
     assert batch.inputs[:, 1:].equal(batch.labels[:, :-1])
     (batch,) = next(BatchLoader(data, MaskedObjectiveConfig(), trained, **options))
     assert 0 < batch.target_count < 20
-    shown = [slot for row in describe_batch(batch, trained, MaskedObjectiveConfig()) for slot in row]
+    shown = [slot for row in describe_batch(batch, trained, looks_ahead=True) for slot in row.slots]
     assert "<mask>" in {slot.token for slot in shown}
     assert sum(slot.label is not None for slot in shown) == batch.target_count

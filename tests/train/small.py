@@ -15,7 +15,7 @@ from qkv.data import BatchLoader, Prepared, prepare
 from qkv.data.tokenizers import tokenizer_for
 from qkv.nn.transformer import Transformer
 from qkv.tokenizer import Tokenizer
-from qkv.train.loop import fit
+from qkv.train.loop import _sized, fit
 
 CONFIG = """
 model:
@@ -38,6 +38,20 @@ train:
   compile: 'off'
   device: cpu
 """
+TASKS = {
+    "causal": ("model.family=decoder",),
+    "masked": ("model.family=encoder",),
+    "translate": ("model.family=encoder-decoder", "data=null", "data={train: [pairs.tsv], validation: 0.1}"),
+    "denoise": ("model.family=encoder-decoder", "objective.kind=denoise"),
+    "span": ("model.family=encoder-decoder", "objective.kind=span"),
+    "classify": (
+        "model.family=encoder",
+        "model.head.kind=classifier",
+        "data=null",
+        "data={train: [reviews.tsv], validation: 0.1}",
+    ),
+}
+"""What makes the small configuration one of each task."""
 MUON = ("train.optimizer.kind=muon", "train.optimizer.lr=0.02")
 ADAMW = ("train.optimizer.lr=0.01",)
 
@@ -110,21 +124,25 @@ def parts(settings: Config) -> tuple[Tokenizer, Prepared, Transformer]:
     tokenizer = tokenizer_for(settings, "cache")
     prepared = prepare(settings, tokenizer, "cache/data")
     generator = torch.Generator().manual_seed(settings.train.seed)
-    model = settings.model.with_vocab_size(tokenizer.vocab_size)
-    return tokenizer, prepared, Transformer(model, generator=generator)
+    settings = _sized(settings, tokenizer, None, prepared.labels)
+    return tokenizer, prepared, Transformer(settings.model, generator=generator)
 
 
 def first_step(settings: Config) -> list[Any]:
     """The micro-batches of step 1."""
+    return first_steps(settings, 1)[0]
+
+
+def first_steps(settings: Config, count: int) -> list[list[Any]]:
+    """The micro-batches of the first steps."""
     tokenizer, prepared, _ = parts(settings)
-    assert settings.objective is not None
     loader = BatchLoader(
         prepared.train,
         settings.objective,
         tokenizer,
-        max_seq_len=settings.model.max_seq_len,
+        max_seq_len=settings.model.context,
         batch_tokens=settings.train.batch_tokens,
         micro_batch_tokens=settings.train.micro_batch_tokens,
         seed=settings.train.seed,
     )
-    return next(loader)
+    return [next(loader) for _ in range(count)]

@@ -12,13 +12,27 @@ from torch.nn import functional as F
 
 import qkv
 from qkv.checkpoint.store import load_checkpoint
-from qkv.config.errors import ConfigError, QkvError, UsageError
+from qkv.config.errors import ConfigError, QkvError
 from qkv.data import validation_batches
 from qkv.train import loop
 from qkv.train.loop import Trainer, fit
 from qkv.train.optimizer import Optimizer
 
-from .small import MUON, assert_equal, config, first_step, losses, metrics, parts, step, steps_of, train, weights
+from .small import (
+    ADAMW,
+    MUON,
+    TASKS,
+    assert_equal,
+    config,
+    first_step,
+    losses,
+    metrics,
+    parts,
+    step,
+    steps_of,
+    train,
+    weights,
+)
 
 
 def cross_entropies(network: Any, batches: list[Any]) -> list[torch.Tensor]:
@@ -27,9 +41,7 @@ def cross_entropies(network: Any, batches: list[Any]) -> list[torch.Tensor]:
     network.eval()
     with torch.no_grad():
         for batch in batches:
-            logits = network(
-                batch.inputs, documents=batch.documents, positions=batch.positions, lengths=batch.lengths
-            ).double()
+            logits = network(batch.inputs, **batch.arguments).double()
             logs = -F.log_softmax(logits, dim=-1)
             real = batch.labels != -100
             picked = logs.gather(-1, batch.labels.clamp(min=0)[..., None])[..., 0][real]
@@ -40,27 +52,43 @@ def cross_entropies(network: Any, batches: list[Any]) -> list[torch.Tensor]:
 # --- the loss ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("family", ["decoder", "encoder"])
-def test_the_loss_is_the_mean_over_the_targets_of_the_step(family: str) -> None:
+@pytest.mark.parametrize(("task", "seed"), [("causal", 0), ("masked", 0), ("translate", 1), ("span", 0)])
+def test_the_loss_is_the_mean_over_the_targets_of_the_step(task: str, seed: int) -> None:
     """Not the mean of the means of micro-batches, whose numbers of targets differ."""
-    changes = ("train.batch_tokens=160", "train.micro_batch_tokens=48", "train.steps=1")
-    settings = config(*changes, family=family)
+    changes = (*TASKS[task], "train.batch_tokens=160", "train.micro_batch_tokens=48", "train.steps=1")
+    changes = (*changes, f"train.seed={seed}")
+    settings = config(*changes)
     _, _, network = parts(settings)
     each = [table[0] for table in cross_entropies(network, first_step(settings))]
     assert len({len(part) for part in each}) > 1
-    first = metrics(train("run", *changes, family=family))[0]
+    first = metrics(train("run", *changes))[0]
     assert first["loss"] == pytest.approx(torch.cat(each).mean().item(), rel=1e-5)
     assert first["loss"] != pytest.approx(torch.stack([part.mean() for part in each]).mean().item(), rel=1e-5)
     assert first["tokens"] == sum(len(part) for part in each)
 
 
-@pytest.mark.parametrize("optimizer", [("train.optimizer.lr=0.01",), MUON], ids=["adamw", "muon"])
-@pytest.mark.parametrize("family", ["decoder", "encoder"])
-def test_loss_and_gradient_do_not_depend_on_how_a_step_is_split(family: str, optimizer: tuple[str, ...]) -> None:
+def test_of_texts_with_a_label_the_tokens_are_counted_and_the_loss_is_per_text() -> None:
+    settings = config(*TASKS["classify"])
+    _, _, network = parts(settings)
+    (batch,) = first_step(settings)
+    with torch.no_grad():
+        expected = F.cross_entropy(network.eval()(batch.inputs, **batch.arguments), batch.labels).item()
+    first = metrics(train("run", *TASKS["classify"], "train.steps=1"))[0]
+    assert first["loss"] == pytest.approx(expected, rel=1e-5)
+    assert batch.lengths is not None
+    assert first["tokens"] == int(batch.lengths.sum()) <= 128
+
+
+@pytest.mark.parametrize(
+    ("task", "optimizer"),
+    [*((task, ADAMW) for task in TASKS), *((task, MUON) for task in ("causal", "masked", "translate"))],
+    ids=[*TASKS, "causal-muon", "masked-muon", "translate-muon"],
+)
+def test_loss_and_gradient_do_not_depend_on_how_a_step_is_split(task: str, optimizer: tuple[str, ...]) -> None:
     runs = []
     for tokens in ("null", "64", "48", "16"):  # 1 part, 2, 3 uneven ones, 8 of a row each
         changes = (*optimizer, f"train.micro_batch_tokens={tokens}", "train.steps=3", "train.save_every=1")
-        runs.append(metrics(train(f"run-{tokens}", *changes, family=family)))
+        runs.append(metrics(train(f"run-{tokens}", *TASKS[task], *changes)))
     for other in runs[1:]:
         for one, two in zip(runs[0][:3], other[:3], strict=True):
             assert two["loss"] == pytest.approx(one["loss"], rel=1e-5)
@@ -138,7 +166,7 @@ def test_gradients_do_not_pile_up_from_step_to_step() -> None:
 
 def test_validation_files_without_text_are_refused_before_the_first_step(tmp_path: Path) -> None:
     (tmp_path / "empty.txt").write_text("", encoding="utf-8")
-    with pytest.raises(QkvError, match="validation data hold no text"):
+    with pytest.raises(QkvError, match="hold no target"):
         train("run", f"data.validation=[{tmp_path / 'empty.txt'}]")
     assert not Path("run").exists()
 
@@ -230,12 +258,6 @@ def test_a_text_too_short_for_one_window_leaves_no_run_folder() -> None:
     Path("corpus.txt").write_text("tiny", encoding="utf-8")
     with pytest.raises(QkvError, match=r"\d+ training tokens are too few: a window of 16 takes \d+"):
         train("run", "data.validation=0")
-    assert not Path("run").exists()
-
-
-def test_what_has_no_objective_is_refused() -> None:
-    with pytest.raises(UsageError, match="no objective"):
-        train("run", "model.family=encoder-decoder")
     assert not Path("run").exists()
 
 

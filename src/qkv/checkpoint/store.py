@@ -36,6 +36,8 @@ from qkv.tokenizer.tokenizer import Tokenizer
 
 FORMAT_VERSION = 1
 
+_ALIGNMENT = 64  # bytes, of every tensor that torch allocates on the CPU
+
 
 class DamagedError(QkvError):
     """A file that is not what it claims to be."""
@@ -254,4 +256,9 @@ def fill(network: Transformer, tensors: Mapping[str, Tensor], where: Path) -> No
     network.to_empty(device="cpu")
     with torch.no_grad():
         for name, parameter in network.named_parameters():
-            parameter.data = tensors[name]
+            parameter.data = _aligned(tensors[name])
+
+
+def _aligned(tensor: Tensor) -> Tensor:
+    """The same where torch itself would put it: kernels round otherwise elsewhere, and a resume is bit for bit."""
+    return tensor if tensor.data_ptr() % _ALIGNMENT == 0 else tensor.clone()

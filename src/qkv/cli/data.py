@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from itertools import islice, zip_longest
+from typing import TYPE_CHECKING, Any
 from unicodedata import east_asian_width
 
 import click
 
 from qkv.cli import LazyGroup
 from qkv.cli.common import allow_option, json_option, print_json
-from qkv.config.errors import ConfigError, UsageError
+from qkv.config.errors import UsageError, printable
 
 if TYPE_CHECKING:
     from qkv.config.run import Config
-    from qkv.data.describe import Slot
+    from qkv.data.describe import Row, Slot
     from qkv.data.prepare import Dataset, Prepared
     from qkv.tokenizer.tokenizer import Tokenizer
 
@@ -21,6 +22,7 @@ SUBCOMMANDS = {
     "prepare": ("qkv.cli.data:prepare", "Tokenise the files of a configuration, once, for training."),
     "show": ("qkv.cli.data:show", "What a batch really contains: inputs, labels, documents, padding, masks."),
 }
+_LABELS_TOLD = 10
 
 
 @click.group(cls=LazyGroup, table=SUBCOMMANDS)
@@ -38,45 +40,80 @@ def prepare(config: str, overrides: tuple[str, ...], allow: tuple[str, ...], as_
 
     What is there already, made from the same files by the same tokenizer, is used again.
     """
-    tree, tokenizer, prepared = _prepare(config, overrides, allow)
-    sides = {"train": prepared.train, "validation": prepared.validation}
-    counts = {side: _count(corpus) for side, corpus in sides.items()}
+    tree, tokenizers, prepared = _prepare(config, overrides, allow)
+    parts = {"train": prepared.train, "validation": prepared.validation}
+    counts = {part: _count(data, prepared) for part, data in parts.items()}
     if as_json:
         print_json(
             {
                 **counts,
+                "notes": prepared.notes,
                 "folders": [str(files.folder) for files in prepared.files],
                 "reused": prepared.reused,
                 "id_bits": prepared.id_bits,
                 "fingerprint": prepared.fingerprint,
-                "tokenizer": {"kind": tokenizer.kind, "vocab_size": tokenizer.vocab_size},
+                **{name: {"kind": one.kind, "vocab_size": one.vocab_size} for name, one in tokenizers.items()},
             }
         )
         return
-    for side, count in counts.items():
-        click.echo(f"{side:<12}{count['documents']:,} documents, {count['tokens']:,} tokens")
-    click.echo(f"{'tokenizer':<12}{tokenizer.kind}, {tokenizer.vocab_size:,} ids, stored in {prepared.id_bits} bits")
+    for part, count in counts.items():
+        click.echo(f"{part:<18}{_told(count)}")
+    for name, one in tokenizers.items():
+        bits = f"stored in {prepared.id_bits} bits"
+        click.echo(f"{name.replace('_', ' '):<18}{one.kind}, {one.vocab_size:,} ids, {bits}")
     for files in prepared.files:
-        click.echo(f"{'as it was' if files.reused else 'made':<12}{files.folder}")
-    if prepared.train.num_tokens <= tree.model.max_seq_len:
+        click.echo(f"{'as it was' if files.reused else 'made':<18}{files.folder}")
+    for note in prepared.notes:
+        click.echo(note, err=True)
+    if tree.objective.kind in ("causal", "masked") and prepared.train.num_tokens <= tree.model.max_seq_len:
         click.echo(f"too little to train on: a window takes {tree.model.max_seq_len + 1} tokens", err=True)
 
 
-def _count(corpus: Dataset | None) -> dict[str, int]:
-    if corpus is None:
-        return {"documents": 0, "tokens": 0}
-    return {"documents": corpus.num_documents, "tokens": corpus.num_tokens}
+def _count(data: Dataset | None, prepared: Prepared) -> dict[str, Any]:
+    """How much of what there is in one part of the data; None: nothing."""
+    import numpy as np
+
+    from qkv.data.prepare import Labelled, Pairs
+
+    data = data or prepared.train.choose(np.zeros(prepared.train.num_documents, np.bool_))
+    if isinstance(data, Pairs):
+        tokens = {"source_tokens": data.source.num_tokens, "target_tokens": data.target.num_tokens}
+        return {data.unit: data.num_documents, **tokens}
+    count: dict[str, Any] = {data.unit: data.num_documents, "tokens": data.num_tokens}
+    if isinstance(data, Labelled):
+        of_class = np.bincount(data.labels_D, minlength=len(prepared.labels)).tolist()
+        count["labels"] = dict(zip(prepared.labels, of_class, strict=True))
+    return count
 
 
-def _prepare(config: str, overrides: tuple[str, ...], allow: tuple[str, ...]) -> tuple[Config, Tokenizer, Prepared]:
+def _told(count: dict[str, Any]) -> str:
+    labels = count.get("labels", {})
+    shown = [f"{number:,} {name.replace('_', ' ')}" for name, number in count.items() if name != "labels"]
+    shown += [f"{number:,} of `{printable(label)}`" for label, number in islice(labels.items(), _LABELS_TOLD)]
+    more = len(labels) - _LABELS_TOLD
+    return ", ".join(shown) + (f" and of {more:,} more labels" if more > 0 else "")
+
+
+def _prepare(
+    config: str, overrides: tuple[str, ...], allow: tuple[str, ...]
+) -> tuple[Config, dict[str, Tokenizer], Prepared]:
+    """The configuration, its `tokenizer` and, where sources have their own, `source_tokenizer`, and the data."""
     from qkv.config.paths import cache_folder
     from qkv.config.run import Config
     from qkv.data.prepare import prepare as tokenise
     from qkv.data.tokenizers import tokenizer_for
 
     tree = Config.load(config, *overrides, allow=allow or None)
-    tokenizer = tokenizer_for(tree, cache_folder())
-    return tree, tokenizer, tokenise(tree, tokenizer, cache_folder() / "data")
+    tokenizers = {"tokenizer": tokenizer_for(tree, cache_folder())}
+    if tree.tokenizer.source is not None:
+        tokenizers["source_tokenizer"] = tokenizer_for(tree, cache_folder(), "source")
+    prepared = tokenise(
+        tree,
+        tokenizers["tokenizer"],
+        cache_folder() / "data",
+        source_tokenizer=tokenizers.get("source_tokenizer"),
+    )
+    return tree, tokenizers, prepared
 
 
 @click.command()
@@ -89,20 +126,21 @@ def _prepare(config: str, overrides: tuple[str, ...], allow: tuple[str, ...]) ->
 def show(
     config: str, overrides: tuple[str, ...], rows: int, validation: bool, allow: tuple[str, ...], as_json: bool
 ) -> None:
-    """The first batch of CONFIG: each slot's token, label, document and position, and the slots it may attend to."""
+    """The first batch of CONFIG: each slot's token, label, document and position, and the slots it may attend to.
+
+    Of a pair the source beside the target, of a text with a label its class.
+    """
     if rows < 1:
         raise UsageError(f"--rows must be at least 1, got {rows}")
     from qkv.data.batches import BatchLoader, validation_batches
     from qkv.data.describe import batch_json, describe_batch
 
-    tree, tokenizer, prepared = _prepare(config, overrides, allow)
-    objective, train, length = tree.objective, tree.train, tree.model.max_seq_len
-    if objective is None:
-        raise ConfigError(f"there is no objective yet for a model of family {tree.model.family}")
+    tree, tokenizers, prepared = _prepare(config, overrides, allow)
+    tokenizer, train, length = tokenizers["tokenizer"], tree.train, tree.model.context
     if not validation:
         loader = BatchLoader(
             prepared.train,
-            objective,
+            tree.objective,
             tokenizer,
             max_seq_len=length,
             batch_tokens=train.batch_tokens,
@@ -115,25 +153,49 @@ def show(
     else:
         size = train.micro_batch_tokens or train.batch_tokens
         batch = next(
-            validation_batches(prepared.validation, objective, tokenizer, max_seq_len=length, batch_tokens=size)
+            validation_batches(prepared.validation, tree.objective, tokenizer, max_seq_len=length, batch_tokens=size)
         )
     if as_json:
         print_json(batch_json(batch))
         return
     count, width = batch.inputs.shape
-    click.echo(f"{count} rows of {width} slots, {batch.target_count:,} targets, {objective.kind}", err=True)
-    for number, row in enumerate(describe_batch(batch, tokenizer, objective)[:rows]):
-        click.echo(f"row {number}")
-        _draw(row)
+    slots = f"{width} slots" if batch.source is None else f"{batch.source.shape[1]} source and {width} target slots"
+    click.echo(f"{count} rows of {slots}, {batch.target_count:,} targets, {tree.objective.kind}", err=True)
+    table = describe_batch(
+        batch,
+        tokenizer,
+        looks_ahead=tree.model.family == "encoder",
+        source_tokenizer=tokenizers.get("source_tokenizer"),
+        labels=prepared.labels,
+    )
+    for number, row in enumerate(table[:rows]):
+        click.echo(f"row {number}" if row.label is None else f"row {number}, label {_quoted(row.label).rstrip()}")
+        _draw_pair(row) if row.source else _draw(row)
 
 
-def _draw(row: list[Slot]) -> None:
+def _draw(row: Row) -> None:
     click.echo(f"{'slot':>5}  {'id':>6} {'token':<16}{'label':>6} {'':<16}{'document':>8}{'position':>9}  sees")
-    for slot in row:
+    for slot in row.slots:
         label = f"{'-':>6} {'':<16}" if slot.label is None else f"{slot.label_id:>6} {_quoted(slot.label)}"
         place = f"{'padding':>17}" if slot.document is None else f"{slot.document:>8}{slot.position:>9}"
         sees = "nothing" if slot.sees is None else f"{slot.sees[0]} to {slot.sees[1]}"
         click.echo(f"{slot.slot:>5}  {slot.token_id:>6} {_quoted(slot.token)}{label}{place}  {sees}")
+
+
+def _draw_pair(row: Row) -> None:
+    click.echo(f"{'slot':>5}  {'id':>6} {'source':<16}{'id':>6} {'target':<16}{'label':>6}")
+    for number, (source, target) in enumerate(zip_longest(row.source, row.slots)):
+        label = "" if target is None else f"{'-':>6}"
+        if target is not None and target.label is not None:
+            label = f"{target.label_id:>6} {_quoted(target.label)}"
+        click.echo(f"{number:>5}  {_cell(source)}{_cell(target)}{label}".rstrip())
+
+
+def _cell(slot: Slot | None) -> str:
+    """The id and the token of a slot; None is beyond the end of the batch."""
+    if slot is None:
+        return " " * 23
+    return f"{slot.token_id:>6} {'padding':<16}" if slot.sees is None else f"{slot.token_id:>6} {_quoted(slot.token)}"
 
 
 def _quoted(text: str, columns: int = 16) -> str:

@@ -430,7 +430,7 @@ def _message(detail: Any) -> str:
         "not_a_mapping",
         "layers",
         "repeat",
-        "validation",
+        "sides",
         "package_not_allowed",
         "import_failed",
         "wrong_part",

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from qkv.config.base import Kinds, Node, Part, contradiction
 from qkv.config.model import Family, ModelConfig
-from qkv.config.parts import ClassifierHeadConfig, Probability, VocabSize
+from qkv.config.parts import ClassifierHeadConfig, Probability, TokenInputConfig, VocabSize
 
 MAX_COUNT = 2**53
 """Every step, token and seed stays exact in a JSON reader, and in 64 bits."""
@@ -99,7 +100,7 @@ class DenoiseObjectiveConfig(ObjectiveConfig):
     families: ClassVar[tuple[Family, ...]] = ("encoder-decoder",)
     kind: Literal["denoise"] = "denoise"
     rate: float = Field(0.3, gt=0, lt=1)
-    mean_span: float = Field(3.0, gt=0, le=1000)
+    mean_span: float = Field(3.0, ge=1, le=1000)
 
 
 class SpanObjectiveConfig(ObjectiveConfig):
@@ -125,17 +126,19 @@ class ClassifyObjectiveConfig(ObjectiveConfig):
     @field_validator("labels", mode="before")
     @classmethod
     def _spelled(cls, labels: Any) -> Any:
-        if isinstance(labels, list | tuple):  # labels such as 0 and 1 are numbers in YAML
-            return tuple(
-                str(label) if isinstance(label, int) and not isinstance(label, bool) else label for label in labels
-            )
+        return tuple(map(spelled_label, labels)) if isinstance(labels, list | tuple) else labels
+
+    @field_validator("labels")
+    @classmethod
+    def _each_once(cls, labels: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        if labels is not None and len(set(labels)) < len(labels):
+            raise PydanticCustomError("twice", "a class is named twice")
         return labels
 
-    @model_validator(mode="after")
-    def _each_once(self) -> Self:
-        if self.labels is not None and len(set(self.labels)) < len(self.labels):
-            raise PydanticCustomError("labels", "objective.labels names a class twice")
-        return self
+
+def spelled_label(label: Any) -> Any:
+    """Labels such as 0, 1 and true, which are no strings in JSON and YAML, as they are spelled there."""
+    return json.dumps(label) if isinstance(label, int) else label
 
 
 Objective = Annotated[
@@ -159,13 +162,28 @@ Side = Literal["source", "target"]
 class SideFiles(Node):
     """Files whose lines belong together: line n of the sources to line n of the targets."""
 
-    source: Files = Field(min_length=1)
-    target: Files = Field(min_length=1)
+    source: Files = ()
+    target: Files = ()
 
     @field_validator("source", "target", mode="before")
     @classmethod
     def _one_file_is_a_list(cls, files: Any) -> Any:
-        return [files] if isinstance(files, str) else files
+        return _listed(files)
+
+    @model_validator(mode="after")
+    def _side_by_side(self) -> Self:
+        hint = {"hint": "{source: [FILE], target: [FILE]}"}
+        for side, files in (("source", self.source), ("target", self.target)):
+            if not files:
+                raise PydanticCustomError("sides", "there are no {side} files", {"side": side, **hint})
+        if len(self.source) != len(self.target):
+            raise PydanticCustomError("sides", "there are not as many source files as target files", hint)
+        return self
+
+
+def _listed(files: Any) -> Any:
+    """One file is a list of one."""
+    return (files,) if isinstance(files, str) else files
 
 
 class DataConfig(Part):
@@ -178,49 +196,44 @@ class DataConfig(Part):
     validation: float | Files | SideFiles = 0.02
     bad_bytes: Literal["error", "replace", "drop"] = "error"
 
-    @model_validator(mode="before")
+    @field_validator("train", "validation", mode="before")
     @classmethod
-    def _one_file_is_a_list(cls, data: Any) -> Any:
-        if isinstance(data, Mapping):
-            data = dict(data)
-            for key in ("train", "validation"):
-                if isinstance(data.get(key), str):
-                    data[key] = [data[key]]
-                if isinstance(data.get(key), Mapping) and cls is not ParallelDataConfig:
-                    raise contradiction(
-                        "data.kind",
-                        f"data.{key}",
-                        "only parallel data have a source and a target",
-                        "data.kind=parallel",
-                    )
-        return data
-
-    @model_validator(mode="after")
-    def _fraction(self) -> Self:
-        if isinstance(self.validation, float) and not 0 <= self.validation < 1:
-            raise PydanticCustomError(
-                "validation",
-                "data.validation is a fraction from 0 to 1 or a list of files, got {got}",
-                {"got": self.validation},
-            )
-        return self
+    def _files(cls, files: Any, info: ValidationInfo) -> Any:
+        """One form of files at a time, so that an error speaks of the form that was meant."""
+        files = _listed(files)
+        if isinstance(files, SideFiles | Mapping):
+            if issubclass(cls, ListedDataConfig):
+                raise contradiction(
+                    "data.kind",
+                    f"data.{info.field_name}",
+                    "only parallel data have a source and a target",
+                    "data.kind=parallel",
+                )
+            return SideFiles.model_validate(files)
+        if isinstance(files, list | tuple) and all(isinstance(file, str) for file in files):
+            return files
+        if info.field_name == "train":
+            raise PydanticCustomError("files", "expected a file or a list of files")
+        if not isinstance(files, int | float) or isinstance(files, bool) or not 0 <= files < 1:
+            raise PydanticCustomError("fraction", "expected a fraction from 0 to below 1, or files")
+        return files
 
 
-class DocumentDataConfig(DataConfig):
-    """Data that are read as documents."""
+class ListedDataConfig(DataConfig):
+    """Data that are one list of files."""
 
     train: Files = ()
     validation: float | Files = 0.02
 
 
-class TextDataConfig(DocumentDataConfig):
+class TextDataConfig(ListedDataConfig):
     """Plain text: one document per file, per line, or per paragraph."""
 
     kind: Literal["text"] = "text"
     split: Literal["file", "lines", "blank-lines"] = "file"
 
 
-class JsonlDataConfig(DocumentDataConfig):
+class JsonlDataConfig(ListedDataConfig):
     """One JSON object per line; its `key` is the document."""
 
     kind: Literal["jsonl"] = "jsonl"
@@ -239,18 +252,28 @@ class ParallelDataConfig(DataConfig):
     target_key: str = "target"
     reverse: bool = False
 
+    @model_validator(mode="after")
+    def _two_keys(self) -> Self:
+        if self.source_key == self.target_key:
+            raise contradiction("data.source_key", "data.target_key", "they are the same key", "two keys")
+        return self
 
-class LabelledDataConfig(DataConfig):
+
+class LabelledDataConfig(ListedDataConfig):
     """Texts with a label: TSV or CSV files with a header, or JSONL; `text_key` and `label_key` name their columns.
 
     A text longer than the model's context is cut, and the number of those is said.
     """
 
-    train: Files = ()
-    validation: float | Files = 0.02
     kind: Literal["labelled"] = "labelled"
     text_key: str = "text"
     label_key: str = "label"
+
+    @model_validator(mode="after")
+    def _two_keys(self) -> Self:
+        if self.text_key == self.label_key:
+            raise contradiction("data.text_key", "data.label_key", "they are the same key", "two keys")
+        return self
 
 
 Data = Annotated[DataConfig, Kinds(TextDataConfig, JsonlDataConfig, ParallelDataConfig, LabelledDataConfig)]
@@ -323,7 +346,8 @@ Schedule = Annotated[
 
 
 class TrainConfig(Node):
-    """How long, how fast, how much at once. Token counts are target tokens; padding is not counted."""
+    """How long, how fast, how much at once. Token counts are target tokens, of texts with a label their tokens; padding
+    is not counted."""
 
     steps: Count = 1000
     batch_tokens: Count = 16384
@@ -354,6 +378,8 @@ class TrainConfig(Node):
 
 
 _USUAL_DATA = {"translate": "parallel", "classify": "labelled"}
+_SIDES: dict[str, Side] = {"encoder": "source", "decoder": "target"}
+"""What each stack reads."""
 
 
 def _usual_objective(model: Any) -> str:
@@ -382,24 +408,26 @@ class Config(Node):
         if not isinstance(data, Mapping):
             return data
         data = dict(data)
-        if data.get("objective") is None:
-            data["objective"] = {"kind": _usual_objective(data.get("model"))}
-        objective = data["objective"]
+        objective = data.get("objective") or {}
+        if isinstance(objective, Mapping) and not objective.get("kind"):
+            data["objective"] = objective = {**objective, "kind": _usual_objective(data.get("model"))}
         kind = objective.get("kind") if isinstance(objective, Mapping) else getattr(objective, "kind", None)
-        files = data.get("data")
-        if kind in _USUAL_DATA and (files is None or (isinstance(files, Mapping) and files.get("kind") is None)):
-            data["data"] = {**(files or {}), "kind": _USUAL_DATA[kind]}
+        files = data.get("data") or {}
+        if isinstance(files, Mapping) and not files.get("kind"):
+            usual = "parallel" if isinstance(files.get("train"), Mapping) else _USUAL_DATA.get(str(kind), "text")
+            data["data"] = {**files, "kind": usual}
         return data
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
         objective, family = self.objective, self.model.family
         if family not in objective.families:
+            usual = _usual_objective(self.model)
             raise contradiction(
                 "objective.kind",
                 "model.family",
                 f"{objective.kind} needs a model of family {' or '.join(objective.families)}",
-                f"objective.kind={_usual_objective(self.model)}",
+                f"model.family={objective.families[0]}" if usual == objective.kind else f"objective.kind={usual}",
             )
         classifies = isinstance(objective, ClassifyObjectiveConfig)
         head = self.model.head
@@ -424,12 +452,28 @@ class Config(Node):
                 f"{objective.kind} is not learnt from {self.data.kind} data",
                 f"data.kind={objective.data_kinds[0]}",
             )
+        for side, stack in self.model.stacks.items():
+            if objective.module is None and self.data.train and not isinstance(stack.input, TokenInputConfig):
+                key = f"model.{side}.input.kind" if len(self.model.stacks) == 2 else "model.input.kind"
+                raise contradiction(
+                    "objective.kind",
+                    key,
+                    f"{objective.kind} is learnt from text, which is read as tokens",
+                    f"{key}=tokens",
+                )
         if self.tokenizer.source is not None and family != "encoder-decoder":
             raise contradiction(
                 "tokenizer.source",
                 "model.family",
                 f"a model of family {family} reads one kind of text",
                 "one tokenizer, or model.family=encoder-decoder",
+            )
+        if self.tokenizer.source is not None and "parallel" not in objective.data_kinds:
+            raise contradiction(
+                "tokenizer.source",
+                "objective.kind",
+                f"{objective.kind} reads and writes one kind of text",
+                "one tokenizer",
             )
         if self.tokenizer.source is not None and self.model.tie_embeddings in ("source-target", "all"):
             raise contradiction(
@@ -442,14 +486,17 @@ class Config(Node):
         return self
 
     def _check_vocabulary(self) -> None:
-        size, wished = self.model.vocab_size, self.tokenizer.vocab_size
-        if size is not None and wished is not None and wished > size:
-            raise contradiction(
-                "tokenizer.vocab_size",
-                "model.vocab_size",
-                f"ids up to {wished - 1} would not fit an embedding of {size} rows",
-                "model.vocab_size=null to take the tokenizer's",
-            )
+        for side, stack in self.model.stacks.items():
+            name = _SIDES[side]
+            own: TokenizerConfig | None = getattr(self.tokenizer, name)
+            size, wished = stack.vocab_size, (own or self.tokenizer).vocab_size
+            if size is not None and wished is not None and wished > size:
+                raise contradiction(
+                    "tokenizer.vocab_size" if own is None else f"tokenizer.{name}.vocab_size",
+                    "model.vocab_size" if own is None else f"model.{side}.vocab_size",
+                    f"ids up to {wished - 1} would not fit an embedding of {size} rows",
+                    "model.vocab_size=null to take the tokenizer's",
+                )
 
     @classmethod
     def load(cls, path: str | Path, *overrides: str, allow: tuple[str, ...] | None = None) -> Config:
@@ -490,8 +537,8 @@ def _allow_short_forms(schema: Any) -> None:
     properties = schema.get("properties", {}) if isinstance(schema, dict) else {}
     if "cross_attention" in properties and "vocab_size" not in properties:  # a layer
         properties["repeat"] = {"type": "integer", "minimum": 1}
-    if "bad_bytes" in properties:  # data
-        for key in ("train", "validation"):
+    if "bad_bytes" in properties or set(properties) == {"source", "target"}:  # data, files side by side
+        for key in properties.keys() & {"train", "validation", "source", "target"}:
             properties[key] = {"anyOf": [{"type": "string"}, properties[key]]}
     if "max_seq_len" in properties:  # a stack
         properties["layers"] = {"anyOf": [{"type": "null"}, properties["layers"]]}

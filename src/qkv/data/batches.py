@@ -25,8 +25,8 @@ class BatchLoader:
     Rows of one length (causal, masked): a step takes `batch_tokens // max_seq_len` of them, at least one, and may span
     two epochs. A full row has `max_seq_len` target tokens under the causal objective; under the masked one all its
     tokens count here, chosen or not. Rows of their own lengths: a step takes rows of similar length, as many as
-    `batch_tokens` target tokens hold, at least one; an epoch ends with a step. `micro_batch_tokens` bounds the
-    micro-batches of a step in the same way (None: the whole step at once).
+    `batch_tokens` target tokens hold (of texts with a label: tokens), at least one; an epoch ends with a step.
+    `micro_batch_tokens` bounds the micro-batches of a step in the same way (None: the whole step at once).
 
     Each epoch visits every row once, in an order that depends on (`seed`, epoch) alone. Of every step, rank r of
     `world_size` takes the r-th share, so that the rows of a step, and the state, do not depend on the number of ranks.
@@ -56,7 +56,7 @@ class BatchLoader:
             _check_shares(self._order.rows_per_step, world_size, max_seq_len)
         else:
             if not self._rows.count:
-                raise QkvError("the training data hold no text to learn from", where="data.train", hint="more text")
+                raise QkvError("the training data hold nothing to learn from", where="data.train", hint="more text")
             self._order = _Bucketed(self._rows, batch_tokens, micro_batch_tokens, seed)
         self._seed, self._rank, self._world_size = seed, rank, world_size
 
@@ -135,7 +135,7 @@ class _Even:
 class _Bucketed:
     """Rows of their own lengths: sorted, cut into steps, and the steps in a new random order every epoch.
 
-    Rows of equal width are in a random order, so that the steps differ between epochs. `index` counts steps.
+    Rows of equal lengths are in a random order, so that the steps differ between epochs. `index` counts steps.
     """
 
     def __init__(self, rows: Rows, batch_tokens: int, micro_batch_tokens: int | None, seed: int) -> None:
@@ -151,7 +151,7 @@ class _Bucketed:
         """Whether there is such a place; then it is where the next step begins."""
         rng = np.random.default_rng((self.seed, _ORDER, epoch))
         order = rng.permutation(self._rows.count)
-        order = order[np.argsort(self._rows.widths_N[order], kind="stable")]
+        order = order[np.argsort(self._rows.order_N[order], kind="stable")]
         steps = cut_by_cost(order, self._rows.costs_N, self._batch_tokens)
         if not 0 <= index < len(steps):
             return False
@@ -229,5 +229,5 @@ def validation_batches(
         size = max(1, batch_tokens // max_seq_len)
         parts = [np.arange(first, min(first + size, rows.count)) for first in range(0, rows.count, size)]
     else:
-        parts = cut_by_cost(np.argsort(rows.widths_N, kind="stable"), rows.costs_N, batch_tokens)
+        parts = cut_by_cost(np.argsort(rows.order_N, kind="stable"), rows.costs_N, batch_tokens)
     return (rows.batch(part, [(_VALIDATION, row) for row in part.tolist()]) for part in parts)

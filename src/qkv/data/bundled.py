@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import sys
 import sysconfig
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,27 +17,38 @@ LEFT_OUT = {
 
 
 class BundledText(NamedTuple):
-    """Two files with a document per file or topic, separated by form feeds; no document is in both."""
+    """Two files; no document is in both."""
 
     train: Path
     held_out: Path
 
 
 def python_text(folder: Path) -> BundledText:
-    """Write the running Python's own text below `folder`, once per version: about one document in twenty is held out,
-    by the hash of its name."""
+    """Write the running Python's own text below `folder`, once per version: topics and files, a blank line between
+    them."""
     version = ".".join(map(str, sys.version_info[:3]))
-    files = BundledText(folder / f"python-{version}-train.txt", folder / f"python-{version}-held-out.txt")
+    return divide(folder, f"python-{version}", ".txt", lambda: sorted(_documents().items()), "\n\n")
+
+
+def is_held_out(name: str) -> bool:
+    """About one name in twenty, by its hash: the same ones everywhere."""
+    return int(hashlib.sha256(name.encode()).hexdigest(), 16) % 20 == 0
+
+
+def divide(
+    folder: Path, name: str, suffix: str, read: Callable[[], Iterable[tuple[str, str]]], separator: str
+) -> BundledText:
+    """Write the texts of (name, text) into two files by `is_held_out`, unless both are there."""
+    files = BundledText(folder / f"{name}-train{suffix}", folder / f"{name}-held-out{suffix}")
     if all(path.is_file() for path in files):
         return files
     parts: dict[Path, list[str]] = {path: [] for path in files}
-    for name, text in sorted(_documents().items()):
-        held_out = int(hashlib.sha256(name.encode()).hexdigest(), 16) % 20 == 0
-        parts[files.held_out if held_out else files.train].append(text)
+    for document, text in read():
+        parts[files.held_out if is_held_out(document) else files.train].append(text)
     folder.mkdir(parents=True, exist_ok=True)
     for path, texts in parts.items():
         beside = path.with_suffix(".tmp")
-        beside.write_text("\n\n".join(texts), encoding="utf-8", newline="\n")
+        beside.write_text(separator.join(texts), encoding="utf-8", newline="\n")
         beside.replace(path)
     return files
 

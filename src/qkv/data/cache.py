@@ -119,10 +119,20 @@ def _request(options: Mapping[str, Any], tokenizer: Tokenizer) -> dict[str, Any]
         "options": dict(options),
         "tokenizer": tokenizer.fingerprint,
         "vocab_size": tokenizer.vocab_size,
-        "begin_id": tokenizer.cls_id if tokenizer.bos_id is None else tokenizer.bos_id,
-        "end_id": tokenizer.sep_id if tokenizer.eos_id is None else tokenizer.eos_id,
+        "begin_id": begin_id(tokenizer),
+        "end_id": end_id(tokenizer),
         "dtype": "uint16" if tokenizer.vocab_size <= 1 << 16 else "uint32",
     }
+
+
+def begin_id(tokenizer: Tokenizer) -> int | None:
+    """What begins a text: BOS, or else CLS."""
+    return tokenizer.cls_id if tokenizer.bos_id is None else tokenizer.bos_id
+
+
+def end_id(tokenizer: Tokenizer) -> int | None:
+    """What ends a text: EOS, or else SEP."""
+    return tokenizer.sep_id if tokenizer.eos_id is None else tokenizer.eos_id
 
 
 # --- writing ----------------------------------------------------------------------------------------------------------
@@ -263,4 +273,4 @@ def _map(path: Path, dtype: str) -> NDArray[Any]:
     little_endian = np.dtype(dtype).newbyteorder("<")
     if path.stat().st_size == 0:  # cannot be mapped
         return np.empty(0, little_endian)
-    return np.memmap(path, little_endian, mode="r")
+    return np.asarray(np.memmap(path, little_endian, mode="r"))  # slices of np.memmap are ten times slower to take

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
-
-Ints = NDArray[np.int64]
 
 
 class Corruption(Protocol):
-    """Makes (source, target) of n >= 2 ids, both without begin and end. The target's size depends on n alone, the
-    source is never longer than n."""
+    """Makes (source, target) of n >= 2 ids, all without begin and end. The source is never longer than the n ids, the
+    target by one at most."""
 
-    def __call__(self, ids: Ints, rng: np.random.Generator) -> tuple[Ints, Ints]: ...
+    def __call__(self, ids: list[int], rng: np.random.Generator) -> tuple[list[int], list[int]]: ...
 
-    def target_sizes(self, sizes: Ints) -> Ints:
-        """The target's size for each size of a text."""
+    def target_size(self, size: int) -> int:
+        """How long the target of n ids is."""
 
 
 class Infilling:
@@ -31,22 +29,32 @@ class Infilling:
     def __init__(self, rate: float, mean_span: float, mask_id: int) -> None:
         self.rate, self.mean_span, self.mask_id = rate, mean_span, mask_id
 
-    def __call__(self, ids: Ints, rng: np.random.Generator) -> tuple[Ints, Ints]:
-        hidden = min(max(round(self.rate * len(ids)), 1), len(ids) - 1)
-        spans: list[int] = []
-        while sum(spans) < hidden and len(spans) < hidden:  # never more masks than ids they stand for
-            spans.append(min(int(rng.poisson(self.mean_span)), hidden - sum(spans)))
-        left = len(ids) - sum(spans)
-        cuts = np.sort(rng.integers(0, left + 1, len(spans)))  # how many of the ids that stay come before each span
+    def __call__(self, ids: list[int], rng: np.random.Generator) -> tuple[list[int], list[int]]:
+        hidden = _noise(self.rate, len(ids))
+        spans = self._spans(hidden, rng)
+        # how many of the ids that stay come before each span
+        cuts = sorted(rng.integers(0, len(ids) - hidden + 1, len(spans)).tolist())
         source: list[int] = []
         place = 0
-        for span, kept in zip(spans, np.diff(cuts, prepend=0), strict=True):
-            source += [*ids[place : place + kept].tolist(), self.mask_id]
+        for (before, cut), span in zip(pairwise([0, *cuts]), spans, strict=True):
+            kept = cut - before
+            source += [*ids[place : place + kept], self.mask_id]
             place += kept + span
-        return np.array([*source, *ids[place:].tolist()], np.int64), ids
+        return source + ids[place:], ids
 
-    def target_sizes(self, sizes: Ints) -> Ints:
-        return sizes
+    def _spans(self, hidden: int, rng: np.random.Generator) -> list[int]:
+        """Sizes that add up to `hidden`, as many as that at most: never more masks than ids they stand for."""
+        spans: list[int] = []
+        for size in rng.poisson(self.mean_span, hidden).tolist():
+            spans.append(min(size, hidden))
+            hidden -= spans[-1]
+            if not hidden:
+                break
+        spans[-1] += hidden
+        return spans
+
+    def target_size(self, size: int) -> int:
+        return size
 
 
 class SpanCorruption:
@@ -60,30 +68,35 @@ class SpanCorruption:
     def __init__(self, rate: float, mean_span: float, sentinel_ids: Sequence[int]) -> None:
         self.rate, self.mean_span, self.sentinel_ids = rate, mean_span, tuple(sentinel_ids)
 
-    def __call__(self, ids: Ints, rng: np.random.Generator) -> tuple[Ints, Ints]:
-        noise, spans = (int(count) for count in self._counts(np.array(len(ids))))
-        kept_sizes, noise_sizes = _cut_at_random(len(ids) - noise, spans, rng), _cut_at_random(noise, spans, rng)
+    def __call__(self, ids: list[int], rng: np.random.Generator) -> tuple[list[int], list[int]]:
+        noise, count = self._counts(len(ids))
+        kept_sizes, spans = _cut_at_random(len(ids) - noise, count, rng), _cut_at_random(noise, count, rng)
         source: list[int] = []
         target: list[int] = []
         place = 0
-        for sentinel, kept, span in zip(self.sentinel_ids, kept_sizes, noise_sizes, strict=False):
-            source += [*ids[place : place + kept].tolist(), sentinel]
-            target += [sentinel, *ids[place + kept : place + kept + span].tolist()]
+        for sentinel, kept, span in zip(self.sentinel_ids[:count], kept_sizes, spans, strict=True):
+            source += [*ids[place : place + kept], sentinel]
+            target += [sentinel, *ids[place + kept : place + kept + span]]
             place += kept + span
-        return np.array(source, np.int64), np.array([*target, self.sentinel_ids[spans]], np.int64)
+        return source, [*target, self.sentinel_ids[count]]
 
-    def target_sizes(self, sizes: Ints) -> Ints:
-        noise, spans = self._counts(sizes)
-        return noise + spans + 1
+    def target_size(self, size: int) -> int:
+        noise, count = self._counts(size)
+        return noise + count + 1
 
-    def _counts(self, sizes: Ints) -> tuple[Ints, Ints]:
+    def _counts(self, size: int) -> tuple[int, int]:
         """Ids that are noise, and the spans they form."""
-        noise = np.clip(np.rint(self.rate * sizes).astype(np.int64), 1, sizes - 1)
-        most = np.minimum(np.minimum(noise, sizes - noise), len(self.sentinel_ids) - 1)
-        return noise, np.clip(np.rint(noise / self.mean_span).astype(np.int64), 1, most)
+        noise = _noise(self.rate, size)
+        most = min(noise, size - noise, len(self.sentinel_ids) - 1)
+        return noise, min(max(round(noise / self.mean_span), 1), most)
 
 
-def _cut_at_random(total: int, parts: int, rng: np.random.Generator) -> Ints:
+def _noise(rate: float, size: int) -> int:
+    """`rate` of so many ids, at least one, and not all."""
+    return min(max(round(rate * size), 1), size - 1)
+
+
+def _cut_at_random(total: int, parts: int, rng: np.random.Generator) -> list[int]:
     """Sizes of `parts` parts of `total`, none empty, every way of cutting being equally likely."""
-    cuts = np.sort(rng.choice(total - 1, parts - 1, replace=False)) + 1
-    return np.diff(cuts, prepend=0, append=total)
+    cuts = sorted(rng.permutation(total - 1)[: parts - 1].tolist())
+    return [end - begin for begin, end in pairwise([0, *(cut + 1 for cut in cuts), total])]

@@ -163,7 +163,8 @@ def prepare(
     fewer files than would give one whole file (`split: file`), the end of each is held out instead. The cache depends
     on neither fraction nor seed.
 
-    Raises ConfigError when there is nothing to train on, and what `qkv.data.cache.tokenise` raises.
+    Raises ConfigError when there is nothing to train on, QkvError for pairs and texts none of which can be used and for
+    an unknown label, and what `qkv.data.cache.tokenise` raises.
     """
     if not config.data.train:
         raise ConfigError("there is nothing to train on", where="data.train", hint="data.train=[corpus.txt]")

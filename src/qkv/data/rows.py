@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import singledispatch
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 
 import numpy as np
 import torch
 
-from qkv.config.errors import ConfigError, QkvError
+from qkv.config.errors import ConfigError
 from qkv.config.run import (
     ClassifyObjectiveConfig,
     DenoiseObjectiveConfig,
@@ -21,6 +21,7 @@ from qkv.config.run import (
     SpanObjectiveConfig,
     TranslateObjectiveConfig,
 )
+from qkv.data.cache import begin_id, end_id
 from qkv.data.corruption import Corruption, Infilling, SpanCorruption
 from qkv.data.objectives import build_objective
 from qkv.data.prepare import Corpus, Dataset, Labelled, Pairs
@@ -42,8 +43,8 @@ class Batch:
     shifted already); [B] the classes of a classifier. `documents` [B, T]: the document of each slot, numbered from 0 in
     each row; padding counts as one more. `positions` [B, T]: the place in that document, from 0. Both are None when
     every row is one document. `lengths` [B]: tokens per row, padding being on the right; None when no row is padded.
-    `source` [B, S] and `source_lengths` [B]: the same for what an encoder-decoder translates; None for other families.
-    `target_count`: labels that are not -100.
+    `source` [B, S] and `source_lengths` [B]: what an encoder-decoder reads; None for other families. `target_count`:
+    labels that are not -100.
     """
 
     inputs: torch.Tensor
@@ -65,6 +66,13 @@ class Batch:
         return replace(self, **moved)
 
     @property
+    def tokens(self) -> int:
+        """What a step counts: target tokens, of texts with a label their tokens; never padding."""
+        if self.labels.dim() == 2:
+            return self.target_count
+        return self.inputs.numel() if self.lengths is None else int(self.lengths.sum())
+
+    @property
     def arguments(self) -> dict[str, torch.Tensor | None]:
         """What `Transformer.forward` takes besides `inputs` and `labels`."""
         arguments = {
@@ -78,16 +86,19 @@ class Batch:
 
 
 class Rows(Protocol):
-    """`count` rows. `costs_N` [N]: how many tokens each one adds to a step (target tokens; of texts with a label, their
-    tokens), and `widths_N` [N]: how many slots of padding-free input it has, by which rows of a batch are chosen alike.
+    """`count` rows of their own lengths. `costs_N` [N]: how many tokens each one adds to a step (target tokens; of
+    texts with a label, their tokens). `order_N` [N]: rows with neighbouring numbers are alike in length.
     """
 
     count: int
     costs_N: Ints
-    widths_N: Ints
+    order_N: Ints
 
     def batch(self, rows_B: Ints, keys_B: Keys) -> Batch:
         """The rows with these numbers, in this order."""
+
+
+Wanted = TypeVar("Wanted", Corpus, Pairs, Labelled)
 
 
 @singledispatch
@@ -99,10 +110,10 @@ def build_rows(objective: ObjectiveConfig, data: Dataset, tokenizer: Tokenizer, 
     return WindowRows(_of(data, Corpus, objective), objective, tokenizer, max_seq_len)
 
 
-def _of(data: Dataset, wanted: type[Any], objective: ObjectiveConfig) -> Any:
+def _of(data: Dataset, wanted: type[Wanted], objective: ObjectiveConfig) -> Wanted:
     if not isinstance(data, wanted):
         raise ConfigError(
-            f"`{objective.kind}` is not learnt from such data",
+            f"`{objective.kind}` is not learnt from {data.unit}",
             where="objective.kind",
             hint=f"data.kind={' or '.join(objective.data_kinds)}",
         )
@@ -148,11 +159,21 @@ class PairRows:
         self.pairs, self.padding_id = pairs, _padding_id(tokenizer)
         self.count = pairs.num_documents
         self.costs_N = pairs.target.sizes - 1
-        self.widths_N = self.costs_N * (1 << 20) + pairs.source.sizes  # alike in the target, then in the source
+        self.order_N = _alike(pairs.source.sizes, self.costs_N)
 
     def batch(self, rows_B: Ints, keys_B: Keys) -> Batch:
-        sources = [self.pairs.source.document(row) for row in rows_B]
-        return seq2seq_batch(sources, [self.pairs.target.document(row) for row in rows_B], self.padding_id)
+        sources, targets = (
+            [side.document(row) for row in rows_B.tolist()] for side in (self.pairs.source, self.pairs.target)
+        )
+        return seq2seq_batch(sources, targets, self.padding_id)
+
+
+def _alike(sources_N: Ints, targets_N: Ints) -> Ints:
+    """Numbers by which pairs are sorted so that neighbours are alike in both lengths: by the longer side, then by how
+    much longer it is; up and down in turn, so that the other length does not jump where the longer one grows."""
+    longer_N, difference_N = np.maximum(sources_N, targets_N), targets_N - sources_N
+    step = 2 * int(longer_N.max(initial=0)) + 1  # more than differences can span
+    return longer_N * step + np.where(longer_N % 2, -difference_N, difference_N)
 
 
 class CorruptedRows:
@@ -164,27 +185,33 @@ class CorruptedRows:
         self.corruption, self.padding_id, self.tokens = corruption, _padding_id(tokenizer), corpus.tokens
         room = max_seq_len - 2
         if room < 2:
-            raise ConfigError(f"a context of {max_seq_len} leaves no room for a text between its begin and end")
-        sizes_D = np.maximum(corpus.sizes - 2, 0)
-        pieces_D = -(-sizes_D // room)
-        document_N = np.repeat(np.arange(len(sizes_D)), pieces_D)
-        first_N = np.arange(len(document_N)) - np.repeat(np.cumsum(pieces_D) - pieces_D, pieces_D)
-        starts_N = corpus.starts_D[document_N] + 1 + first_N * room
-        ends_N = np.minimum(starts_N + room, corpus.ends_D[document_N] - 1)
+            raise ConfigError(
+                f"a context of {max_seq_len} has no room for two tokens between the begin and the end of a text",
+                where="model.max_seq_len",
+            )
+        corpus = corpus.choose(corpus.sizes > 0)
+        # a document whose end is held out has no end of its own, and what is held out no begin
+        first_D = corpus.starts_D + (self.tokens[corpus.starts_D] == self.begin)
+        last_D = corpus.ends_D - (self.tokens[corpus.ends_D - 1] == self.end)
+        pieces_D = -(-np.maximum(last_D - first_D, 0) // room)
+        document_N = np.repeat(np.arange(len(pieces_D)), pieces_D)
+        piece_N = np.arange(len(document_N)) - np.repeat(np.cumsum(pieces_D) - pieces_D, pieces_D)
+        starts_N = first_D[document_N] + piece_N * room
+        ends_N = np.minimum(starts_N + room, last_D[document_N])
         long_N = ends_N - starts_N >= 2  # one token has no other to be guessed from
         self.starts_N, self.ends_N = starts_N[long_N], ends_N[long_N]
         self.count = len(self.starts_N)
-        sizes_N = self.ends_N - self.starts_N
-        self.costs_N = corruption.target_sizes(sizes_N) + 1
-        self.widths_N = sizes_N
+        self.order_N = self.ends_N - self.starts_N
+        sizes, which_N = np.unique(self.order_N, return_inverse=True)
+        self.costs_N = np.array([corruption.target_size(size) + 1 for size in sizes.tolist()], np.int64)[which_N]
 
     def batch(self, rows_B: Ints, keys_B: Keys) -> Batch:
         sources, targets = [], []
-        for row, key in zip(rows_B, keys_B, strict=True):
-            ids = self.tokens[self.starts_N[row] : self.ends_N[row]].astype(np.int64)
+        for row, key in zip(rows_B.tolist(), keys_B, strict=True):
+            ids = self.tokens[self.starts_N[row] : self.ends_N[row]].tolist()
             source, target = self.corruption(ids, np.random.default_rng(key))
-            sources.append(np.array([self.begin, *source, self.end], np.int64))
-            targets.append(np.array([self.begin, *target, self.end], np.int64))
+            sources.append([self.begin, *source, self.end])
+            targets.append([self.begin, *target, self.end])
         return seq2seq_batch(sources, targets, self.padding_id)
 
 
@@ -195,10 +222,10 @@ class LabelledRows:
         self.texts, self.labels_N, self.padding_id = data.texts, data.labels_D, _padding_id(tokenizer)
         self.end, self.max_seq_len = end_id(tokenizer), max_seq_len
         self.count = data.num_documents
-        self.costs_N = self.widths_N = np.minimum(self.texts.sizes, max_seq_len)
+        self.costs_N = self.order_N = np.minimum(self.texts.sizes, max_seq_len)
 
     def batch(self, rows_B: Ints, keys_B: Keys) -> Batch:
-        texts = [cut(self.texts.document(row), self.max_seq_len, self.end) for row in rows_B]
+        texts = [cut(self.texts.document(row), self.max_seq_len, self.end) for row in rows_B.tolist()]
         inputs, lengths = padded(texts, self.padding_id)
         labels = torch.from_numpy(self.labels_N[rows_B])
         return Batch(inputs, labels, None, None, lengths, target_count=len(labels))
@@ -212,7 +239,9 @@ def _(objective: TranslateObjectiveConfig, data: Dataset, tokenizer: Tokenizer, 
 @build_rows.register(DenoiseObjectiveConfig)
 def _(objective: DenoiseObjectiveConfig, data: Dataset, tokenizer: Tokenizer, max_seq_len: int) -> CorruptedRows:
     if tokenizer.mask_id is None:
-        raise ConfigError("the tokenizer has no mask token", where="objective.kind=denoise")
+        raise ConfigError(
+            "the tokenizer has no mask token", where="objective.kind=denoise", hint="a tokenizer trained here"
+        )
     corruption = Infilling(objective.rate, objective.mean_span, tokenizer.mask_id)
     return CorruptedRows(_of(data, Corpus, objective), corruption, tokenizer, max_seq_len)
 
@@ -223,7 +252,7 @@ def _(objective: SpanObjectiveConfig, data: Dataset, tokenizer: Tokenizer, max_s
         raise ConfigError(
             "the tokenizer has no sentinels <extra_id_0>, <extra_id_1>, ...",
             where="objective.kind=span",
-            hint="a tokenizer trained for this objective: no tokenizer.path",
+            hint="a tokenizer trained here, for this objective",
         )
     corruption = SpanCorruption(objective.rate, objective.mean_span, tokenizer.sentinel_ids)
     return CorruptedRows(_of(data, Corpus, objective), corruption, tokenizer, max_seq_len)
@@ -238,8 +267,11 @@ def _(objective: ClassifyObjectiveConfig, data: Dataset, tokenizer: Tokenizer, m
 
 
 def seq2seq_batch(sources: Sequence[Any], targets: Sequence[Any], padding_id: int) -> Batch:
-    """Whole targets [begin] ids [end] as decoder inputs and labels, shifted once, beside their sources."""
-    source, source_lengths = padded(sources, padding_id)
+    """Whole targets [begin] ids [end] as decoder inputs and labels, shifted once, beside their sources.
+
+    Sources are padded with 0, which every vocabulary has: theirs may be another one.
+    """
+    source, source_lengths = padded(sources, 0)
     inputs, lengths = padded([target[:-1] for target in targets], padding_id)
     labels, _ = padded([target[1:] for target in targets], IGNORE)
     count = sum(len(target) - 1 for target in targets)
@@ -267,20 +299,10 @@ def _padding_id(tokenizer: Tokenizer) -> int:
     return 0 if tokenizer.pad_id is None else tokenizer.pad_id
 
 
-def begin_id(tokenizer: Tokenizer) -> int | None:
-    """What begins a text: BOS, or else CLS."""
-    return tokenizer.cls_id if tokenizer.bos_id is None else tokenizer.bos_id
-
-
-def end_id(tokenizer: Tokenizer) -> int | None:
-    """What ends a text: EOS, or else SEP."""
-    return tokenizer.sep_id if tokenizer.eos_id is None else tokenizer.eos_id
-
-
 def _require_ends(tokenizer: Tokenizer) -> tuple[int, int]:
     begin, end = begin_id(tokenizer), end_id(tokenizer)
     if begin is None or end is None:
-        raise QkvError(
+        raise ConfigError(
             "the tokenizer has no token that begins a text, or none that ends one: a decoder starts and stops by them",
             where="tokenizer",
             hint="a tokenizer with BOS and EOS",

@@ -17,14 +17,7 @@ from itertools import chain
 from pathlib import Path
 
 from qkv.config.errors import ConfigError, QkvError
-from qkv.config.run import (
-    Config,
-    DataConfig,
-    LabelledDataConfig,
-    ParallelDataConfig,
-    Side,
-    SpanObjectiveConfig,
-)
+from qkv.config.run import Config, DataConfig, LabelledDataConfig, ParallelDataConfig, Side, SpanObjectiveConfig
 from qkv.data.documents import Piece, read_pieces
 from qkv.data.records import files_of, read_side, read_texts
 from qkv.tokenizer.text import open_file
@@ -86,8 +79,8 @@ def tokenizer_for(config: Config, cache_dir: str | Path, side: Side | None = Non
     if wanted.path is not None:
         return Tokenizer.load(wanted.path)
     sentinels = SENTINELS if isinstance(config.objective, SpanObjectiveConfig) else 0
-    if wanted.kind == "byte" and not sentinels:
-        return Tokenizer.train([], kind="byte", vocab_size=wanted.vocab_size)
+    if wanted.kind == "byte":
+        return Tokenizer.train([], kind="byte", vocab_size=wanted.vocab_size, sentinels=sentinels)
     if not texts.files:
         raise ConfigError(
             "there is no text to train a tokenizer on",
@@ -109,9 +102,7 @@ def tokenizer_for(config: Config, cache_dir: str | Path, side: Side | None = Non
 def _key(texts: _TrainingTexts, kind: str, vocab_size: int | None, sentinels: int) -> str:
     """A hash of all that decides which vocabulary is learned."""
     options = texts.data.model_dump(mode="json", exclude={"train", "validation"})
-    known = [FORMAT_VERSION, kind, vocab_size, options, _digests(texts.files)]
-    if texts.side or sentinels:
-        known += [texts.side, sentinels]
+    known = [FORMAT_VERSION, kind, vocab_size, sentinels, options, texts.side, _digests(texts.files)]
     return hashlib.sha256(json.dumps(known).encode()).hexdigest()[:16]
 
 

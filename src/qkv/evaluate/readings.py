@@ -31,13 +31,13 @@ class Readings:
 
 @dataclass(frozen=True)
 class ReadingScores:
-    """Accuracies over phrases, over their characters, and over those of these that are polyphonic (None: there is
-    none)."""
+    """Accuracies over phrases, over their characters, and over those of these that are polyphonic. What would be 0 / 0
+    is 0."""
 
     phrases: int
     phrase_accuracy: float
     character_accuracy: float
-    polyphonic_accuracy: float | None
+    polyphonic_accuracy: float
 
 
 def reading_scores(
@@ -46,26 +46,21 @@ def reading_scores(
     references: Sequence[Sequence[str]],
     polyphonic: Collection[str],
 ) -> ReadingScores:
-    """Score the syllables of each phrase against its references, one syllable for each character.
+    """Score the syllables of each phrase against its references, which have one for each character.
 
     A character is right when the syllable in its place is that of a reference; a place without a syllable is wrong.
 
-    Raises UsageError for unequal counts and nothing to score.
+    Raises UsageError for unequal counts, nothing to score, and a phrase without a reference.
     """
     phrase_accuracy = exact_match(hypotheses, references)
-    hits: list[bool] = []
-    polyphonic_hits: list[bool] = []
+    right: dict[bool, list[bool]] = {True: [], False: []}  # of polyphonic characters, and of the others
     for phrase, hypothesis, several in zip(phrases, hypotheses, references, strict=True):
         syllables = [*hypothesis.split(), *[""] * len(phrase)]
-        allowed = [set(readings) for readings in zip(*(one.split() for one in several), strict=True)]
-        for character, syllable, readings in zip(phrase, syllables, allowed, strict=False):
-            hits.append(syllable in readings)
-            if character in polyphonic:
-                polyphonic_hits.append(syllable in readings)
-    return ReadingScores(
-        len(phrases), phrase_accuracy, _share(hits), _share(polyphonic_hits) if polyphonic_hits else None
-    )
+        readings = zip(*(reference.split() for reference in several), strict=True)
+        for character, syllable, allowed in zip(phrase, syllables, readings, strict=False):
+            right[character in polyphonic].append(syllable in allowed)
+    return ReadingScores(len(phrases), phrase_accuracy, _share([*right[True], *right[False]]), _share(right[True]))
 
 
-def _share(hits: Sequence[bool]) -> float:
-    return sum(hits) / len(hits)
+def _share(right: Sequence[bool]) -> float:
+    return sum(right) / len(right) if right else 0.0

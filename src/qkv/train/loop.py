@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import shlex
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -196,10 +196,8 @@ class Trainer:
             micro_batch_tokens=config.train.micro_batch_tokens,
             seed=config.train.seed,
         )
-        if prepared.validation is not None and prepared.validation.num_tokens == 0:
-            raise QkvError(
-                "the validation data hold no text", where="data.validation", hint="other files, or 0 for no validation"
-            )
+        if self.has_validation:
+            self._validation_batches()  # what holds no target is refused now, not at the first validation
         self.optimizer = build_optimizer(config.train.optimizer, self.network)
         if compute.compiled:
             compile_blocks(self.network)
@@ -260,7 +258,8 @@ class Trainer:
         share = share_of_peak(self.config.train.schedule, self.step, self.config.train.steps)
         lr = self.optimizer.step(share)
         self.optimizer.zero_grad()
-        self.tokens += targets
+        tokens = sum(batch.tokens for batch in batches)
+        self.tokens += tokens
         self.loss, self.val_loss, self.measure = loss, None, None
         elapsed = time.perf_counter() - started
         self.seconds += elapsed
@@ -270,7 +269,7 @@ class Trainer:
             "lr": lr,
             "grad_norm": grad_norm,
             "tokens": self.tokens,
-            "tokens_per_second": targets / elapsed,
+            "tokens_per_second": tokens / elapsed,
         }
 
     def _require_finite(self, name: str, value: float, step: int) -> None:
@@ -295,12 +294,7 @@ class Trainer:
     @torch.no_grad()
     def validate(self, max_batches: int | None = None) -> float:
         """The mean loss over the targets held out, without dropout or label smoothing; draws nothing at random."""
-        corpus = self.prepared.validation
-        assert corpus is not None
-        rows = self.config.train.micro_batch_tokens or self.config.train.batch_tokens
-        batches = validation_batches(
-            corpus, self.objective, self.tokenizer, max_seq_len=self.config.model.context, batch_tokens=rows
-        )
+        batches = self._validation_batches()
         self.network.eval()
         smoothing, self.network.label_smoothing = self.network.label_smoothing, 0.0
         total, count = 0.0, 0
@@ -312,6 +306,16 @@ class Trainer:
         self.network.label_smoothing = smoothing
         return total / count
 
+    def _validation_batches(self) -> Iterator[Batch]:
+        assert self.prepared.validation is not None
+        return validation_batches(
+            self.prepared.validation,
+            self.objective,
+            self.tokenizer,
+            max_seq_len=self.config.model.context,
+            batch_tokens=self.config.train.micro_batch_tokens or self.config.train.batch_tokens,
+        )
+
     def _probe(self) -> float | None:
         """The loss on one fixed batch: saved, and computed again on resuming, so that one sees it is the same model."""
         return self.validate(max_batches=1) if self.has_validation else None
@@ -319,7 +323,7 @@ class Trainer:
     # --- what is written ----------------------------------------------------------------------------------------------
 
     def _tell_start(self, run: RunFolder) -> None:
-        validation = self.prepared.validation
+        train, validation = self.prepared.train, self.prepared.validation
         self.tell(
             {
                 "event": "start",
@@ -327,7 +331,10 @@ class Trainer:
                 "step": self.step,
                 "steps": self.config.train.steps,
                 "parameters": sum(parameter.numel() for parameter in self.network.parameters()),
-                "train_tokens": self.prepared.train.num_tokens,
+                "unit": train.unit,
+                "train_documents": train.num_documents,
+                "train_tokens": train.num_tokens,
+                "validation_documents": validation.num_documents if validation is not None else 0,
                 "validation_tokens": validation.num_tokens if validation is not None else 0,
                 "compute": list(self.compute.why),
                 "optimizer": self.optimizer.describe(),

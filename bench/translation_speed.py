@@ -2,10 +2,10 @@
 
     python bench/translation_speed.py RUN SOURCE.en [--beam-size 4] [--rounds 3]
 
-RUN is a run of `transformer-tiny-mt` (post-norm, LayerNorm, ReLU, biases, sinusoidal positions): the shape of Marian, so
-that its weights fit a `MarianMTModel`. Both translate in batches of `--batch-size` sentences sorted by length, with the
-length penalty n^alpha, and search until no open beam can win (`early_stopping="never"` there). Printed: sentences per
-second of each turn, the median of the ratios, and how many translations are equal.
+RUN is a run of `transformer-tiny-mt` with post-norm, LayerNorm, ReLU, biases and sinusoidal positions: the shape of
+Marian, so that its weights fit a `MarianMTModel`. Both translate batches of `--batch-size` sentences sorted by length
+with the length penalty n^alpha, and search until no open beam can win (`early_stopping="never"` there). Printed:
+sentences per second of each turn, the median of the ratios, and how many translations are equal.
 """
 
 from __future__ import annotations

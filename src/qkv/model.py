@@ -30,6 +30,7 @@ from qkv.generate.scoring import Score, prompt_logprobs, score
 from qkv.generate.stopping import StopStrings
 from qkv.generate.text import Generation, TextStream, Writing
 from qkv.generate.translate import Translation, check_translates, translate, written
+from qkv.inspect.attention import Alignment, alignment, attention_of_text
 from qkv.nn.device import choose_device, choose_dtype
 from qkv.nn.transformer import Transformer
 from qkv.tokenizer.tokenizer import Tokenizer
@@ -282,6 +283,29 @@ class Model:
                 raise wrong[0]
 
         return translations(self._translate(sources(), options))
+
+    def align(
+        self,
+        text: str,
+        translation: Translation | str | None = None,
+        *,
+        layer: int | Literal["last", "mean"] = "last",
+        head: int | None = None,
+    ) -> Alignment:
+        """Where in the source `text` the model looked for each token of a translation (None: its own best one).
+
+        layer: counted from 0, the "last", or the "mean" of all; head None is the mean over the heads. Attention weights
+        are not causes. Raises UsageError for what is not there, and for a model that does not translate.
+        """
+        check_translates(self.network)
+        if translation is None:
+            translation = self.translate(text)
+        target = translation.token_ids if isinstance(translation, Translation) else translation
+        source_tokenizer = self.source_tokenizer
+        found = attention_of_text(
+            self.network, self.tokenizer, text, target=target, source_tokenizer=source_tokenizer, kind="cross"
+        )
+        return Alignment(found.rows, found.columns, alignment(found.layers, layer=layer, head=head).numpy())
 
     def _translate(self, sources: Iterable[Any], options: TranslationOptions) -> Iterator[Translation]:
         check_names(options, TranslationOptions.__annotations__)

@@ -93,9 +93,12 @@ def test_sources_are_padded_with_an_id_that_their_own_vocabulary_has(make_pairs:
     assert PAD in batch.inputs
 
 
-def test_lengths_are_left_out_where_nothing_is_padded() -> None:
+def test_lengths_are_there_even_where_nothing_is_padded() -> None:
+    """A compiled network meets one kind of batch."""
     batch = seq2seq_batch([[1, 2], [3, 4]], [[5, 6, 7], [5, 8, 7]], PAD)
-    assert (batch.lengths, batch.source_lengths) == (None, None)
+    assert batch.lengths is not None
+    assert batch.source_lengths is not None
+    assert (batch.lengths.tolist(), batch.source_lengths.tolist()) == ([2, 2], [2, 2])
     assert batch.inputs.tolist() == [[5, 6], [5, 8]]
     assert batch.labels.tolist() == [[6, 7], [8, 7]]
 

@@ -200,19 +200,11 @@ def _shown(
     return {"samples": samples, "alignment": str(picture), "report": "\n".join(report)}
 
 
-def _draw_alignment(model: Model, source: str, found: Translation, picture: Path) -> None:
-    from qkv.inspect.attention import alignment, attention_of_text
+def _draw_alignment(model: Model, source: str, translation: Translation, picture: Path) -> None:
     from qkv.inspect.plots import plot_alignment, save_plot
 
-    attention = attention_of_text(
-        model.network,
-        model.tokenizer,
-        source,
-        target=found.token_ids,
-        source_tokenizer=model.source_tokenizer,
-        kind="cross",
-    )
-    save_plot(plot_alignment(alignment(attention.layers), attention.rows, attention.columns), picture)
+    found = model.align(source, translation)
+    save_plot(plot_alignment(found.weights, found.rows, found.columns), picture)
 
 
 def _spread(items: Sequence[Any], most: int) -> list[Any]:

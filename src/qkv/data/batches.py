@@ -64,6 +64,11 @@ class BatchLoader:
     def rows_per_epoch(self) -> int:
         return self._rows.count
 
+    @property
+    def one_shape(self) -> bool:
+        """All micro-batches have one shape, but for a smaller one that may end a step."""
+        return isinstance(self._order, _Even)
+
     def __iter__(self) -> Iterator[list[Batch]]:
         return self
 
@@ -175,14 +180,20 @@ class _Bucketed:
 
 
 def cut_by_cost(rows: Ints, costs_N: Ints, most: int) -> list[Ints]:
-    """Stretches of `rows`, each as long as its costs add up to at most `most`, and at least one row long."""
-    parts, first, total = [], 0, 0
-    for place, cost in enumerate(costs_N[rows].tolist()):
-        if total + cost > most and place > first:
-            parts.append(rows[first:place])
-            first, total = place, 0
-        total += cost
-    return [*parts, rows[first:]] if len(rows) else []
+    """Stretches of `rows`, each as long as its costs add up to at most `most`, at least one row and, but for the last
+    one, a multiple of `ROWS_ALIKE` where it is longer."""
+    parts, first, costs = [], 0, costs_N[rows].tolist()
+    while first < len(costs):
+        stop, total = first + 1, costs[first]
+        while stop < len(costs) and total + costs[stop] <= most:
+            total += costs[stop]
+            stop += 1
+        if stop < len(costs):
+            eighth = max((stop - first) // 8, 1)
+            stop -= (stop - first) % (1 << (eighth.bit_length() - 1))
+        parts.append(rows[first:stop])
+        first = stop
+    return parts
 
 
 def _check_windows(rows: WindowRows, data: Dataset, max_seq_len: int) -> None:

@@ -42,7 +42,7 @@ class Batch:
     `inputs` [B, T]: ids. `labels` [B, T]: what the logits at the same slot should predict, -100 for nothing (they are
     shifted already); [B] the classes of a classifier. `documents` [B, T]: the document of each slot, numbered from 0 in
     each row; padding counts as one more. `positions` [B, T]: the place in that document, from 0. Both are None when
-    every row is one document. `lengths` [B]: tokens per row, padding being on the right; None when no row is padded.
+    every row is one document. `lengths` [B]: tokens per row, padding being on the right; None for windows without any.
     `source` [B, S] and `source_lengths` [B]: what an encoder-decoder reads; None for other families. `target_count`:
     labels that are not -100.
     """
@@ -278,13 +278,14 @@ def seq2seq_batch(sources: Sequence[Any], targets: Sequence[Any], padding_id: in
     return Batch(inputs, labels, None, None, lengths, count, source, source_lengths)
 
 
-def padded(rows: Sequence[Any], fill: int) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Rows of ids as [B, T], `fill` on the right, and their lengths [B]; None where all are equal."""
+def padded(rows: Sequence[Any], fill: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rows of ids as [B, T], `fill` on the right, and their lengths [B]: also where all are equal, so that a compiled
+    network meets one kind of batch."""
     sizes = [len(row) for row in rows]
     ids_BT = np.full((len(rows), max(sizes)), fill, np.int64)
     for ids_T, row in zip(ids_BT, rows, strict=True):
         ids_T[: len(row)] = row
-    return torch.from_numpy(ids_BT), None if min(sizes) == max(sizes) else torch.tensor(sizes)
+    return torch.from_numpy(ids_BT), torch.tensor(sizes)
 
 
 def cut(ids: Any, length: int, end: int | None) -> Any:

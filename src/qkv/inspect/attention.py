@@ -15,7 +15,9 @@ from inspect import signature
 from numbers import Integral
 from typing import Any, Literal
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from qkv.config.errors import UsageError
@@ -167,6 +169,18 @@ class TextAttention:
     rows: list[str]
     columns: list[str]
     layers: list[LayerAttention]
+
+
+@dataclass(frozen=True)
+class Alignment:
+    """Who reads what: `weights` [T, S] from the target tokens `rows` [T] to the source tokens `columns` [S].
+
+    Rows sum to 1; row t is the attention with which token t was predicted.
+    """
+
+    rows: list[str]
+    columns: list[str]
+    weights: NDArray[np.float32]
 
 
 def attention_of_text(

@@ -71,9 +71,13 @@ def _repays(config: TrainConfig, network: Transformer, device: torch.device) -> 
     return operations >= enough, f"auto: a run of {operations:.1e} operations {verdict} compiling"
 
 
-def compile_blocks(network: Transformer) -> None:
-    """Compile the block once for all layers, and the head with its loss."""
+def compile_blocks(network: Transformer, *, one_shape: bool = True) -> None:
+    """Compile the block once for all layers, and the head with its loss.
+
+    one_shape: all batches have the same shape, and code for it alone is fastest; otherwise for every shape at once.
+    """
+    dynamic = None if one_shape else True
     for module in network.modules():
         if isinstance(module, Block):
-            module.compile()
-    network.loss = torch.compile(network.loss)  # type: ignore[method-assign]
+            module.compile(dynamic=dynamic)
+    network.loss = torch.compile(network.loss, dynamic=dynamic)  # type: ignore[method-assign]

@@ -200,7 +200,7 @@ class Trainer:
             self._validation_batches()  # what holds no target is refused now, not at the first validation
         self.optimizer = build_optimizer(config.train.optimizer, self.network)
         if compute.compiled:
-            compile_blocks(self.network)
+            compile_blocks(self.network, one_shape=self.loader.one_shape)
         self.step = 0
         self.tokens = 0
         self.loss: float | None = None

@@ -11,7 +11,9 @@ import math
 import shlex
 import time
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -298,11 +300,12 @@ class Trainer:
         self.network.eval()
         smoothing, self.network.label_smoothing = self.network.label_smoothing, 0.0
         total, count = 0.0, 0
-        for index, batch in enumerate(batches):
-            if max_batches is not None and index >= max_batches:
-                break
-            total += self._forward(batch).loss_sum.item()
-            count += batch.target_count
+        # batches of many shapes would take up the graphs that the compiler keeps for training
+        eager = nullcontext() if self.loader.one_shape else torch.compiler.set_stance("force_eager")
+        with eager:
+            for batch in islice(batches, max_batches):
+                total += self._forward(batch).loss_sum.item()
+                count += batch.target_count
         self.network.label_smoothing = smoothing
         return total / count
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from qkv.config.errors import QkvError, UsageError
 from qkv.config.run import Config, DataConfig, JsonlDataConfig, TextDataConfig
+from qkv.data.cache import begin_id, end_id
 from qkv.data.documents import read_pieces
 from qkv.data.prepare import Corpus, Dataset, prepare
 
@@ -30,8 +31,7 @@ def text_corpus(
     """
     path = Path(file)
     kind = _kind_of(path, data)
-    begin = tokenizer.cls_id if tokenizer.bos_id is None else tokenizer.bos_id
-    end = tokenizer.sep_id if tokenizer.eos_id is None else tokenizer.eos_id
+    begin, end = begin_id(tokenizer), end_id(tokenizer)
     ids, starts, inside = array("q"), [], False
     for piece in read_pieces([path], kind):
         if not inside:

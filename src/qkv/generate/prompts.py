@@ -7,6 +7,7 @@ from numbers import Integral, Number
 from typing import Any
 
 from qkv.config.errors import UsageError
+from qkv.data.cache import begin_id, end_id
 from qkv.tokenizer.text import normalize
 from qkv.tokenizer.tokenizer import Tokenizer
 
@@ -58,7 +59,7 @@ def begin_of(tokenizer: Tokenizer | None) -> list[int]:
     """The id that texts begin with: BOS, or else CLS; none where there is neither."""
     if tokenizer is None:
         return []
-    begin = tokenizer.cls_id if tokenizer.bos_id is None else tokenizer.bos_id
+    begin = begin_id(tokenizer)
     return [] if begin is None else [begin]
 
 
@@ -66,7 +67,7 @@ def end_of(tokenizer: Tokenizer | None) -> list[int]:
     """The id that texts end with: EOS, or else SEP; none where there is neither."""
     if tokenizer is None:
         return []
-    end = tokenizer.sep_id if tokenizer.eos_id is None else tokenizer.eos_id
+    end = end_id(tokenizer)
     return [] if end is None else [end]
 
 

@@ -63,6 +63,11 @@ class ObjectiveConfig(Part):
     families: ClassVar[tuple[Family, ...]] = ("decoder", "encoder", "encoder-decoder")
     data_kinds: ClassVar[tuple[str, ...]] = ("text", "jsonl")
 
+    @property
+    def without_noise(self) -> Self:
+        """What validation asks: the same, without noise that is there to regularise."""
+        return self
+
 
 class CausalObjectiveConfig(ObjectiveConfig):
     """Every next token."""
@@ -115,13 +120,19 @@ class SpanObjectiveConfig(ObjectiveConfig):
 
 class ClassifyObjectiveConfig(ObjectiveConfig):
     """The label of a text. `labels` names the classes in the order of their numbers; null: those of the training data,
-    sorted. `measure` is what validation is judged by beside the loss."""
+    sorted. `token_dropout` is the share of a text's tokens that training hides behind the mask token, drawn anew every
+    time (word dropout: Iyyer et al. 2015). `measure` is what validation is judged by beside the loss."""
 
     families: ClassVar[tuple[Family, ...]] = ("encoder", "decoder")
     data_kinds: ClassVar[tuple[str, ...]] = ("labelled",)
     kind: Literal["classify"] = "classify"
     labels: tuple[str, ...] | None = Field(None, min_length=2)
+    token_dropout: Probability = 0.0
     measure: Literal["accuracy", "f1"] = "accuracy"
+
+    @property
+    def without_noise(self) -> Self:
+        return self.model_copy(update={"token_dropout": 0.0})
 
     @field_validator("labels", mode="before")
     @classmethod

@@ -229,7 +229,7 @@ def validation_batches(
 
     Raises QkvError at once when there is no target at all.
     """
-    rows = build_rows(objective, data, tokenizer, max_seq_len)
+    rows = build_rows(objective.without_noise, data, tokenizer, max_seq_len)
     if rows.count == 0:
         raise QkvError(
             f"{data.num_tokens} tokens held out for validation hold no target, at least 2 are needed",

@@ -216,19 +216,33 @@ class CorruptedRows:
 
 
 class LabelledRows:
-    """A text per row, cut where the context ends but with its own end, and its class."""
+    """A text per row, cut where the context ends but with its own end, and its class. `token_dropout` of the tokens
+    between begin and end are hidden."""
 
-    def __init__(self, data: Labelled, tokenizer: Tokenizer, max_seq_len: int) -> None:
+    def __init__(self, data: Labelled, tokenizer: Tokenizer, max_seq_len: int, token_dropout: float = 0.0) -> None:
         self.texts, self.labels_N, self.padding_id = data.texts, data.labels_D, _padding_id(tokenizer)
-        self.end, self.max_seq_len = end_id(tokenizer), max_seq_len
+        self.begin, self.end, self.max_seq_len = begin_id(tokenizer), end_id(tokenizer), max_seq_len
+        self.mask, self.token_dropout = tokenizer.mask_id, token_dropout
+        if token_dropout and self.mask is None:
+            raise ConfigError(
+                "the tokenizer has no mask token to hide others behind",
+                where="objective.token_dropout",
+                hint="a tokenizer trained here, or 0",
+            )
         self.count = data.num_documents
         self.costs_N = self.order_N = np.minimum(self.texts.sizes, max_seq_len)
 
     def batch(self, rows_B: Ints, keys_B: Keys) -> Batch:
         texts = [cut(self.texts.document(row), self.max_seq_len, self.end) for row in rows_B.tolist()]
+        if self.token_dropout:
+            texts = [self._hidden(ids, np.random.default_rng(key)) for ids, key in zip(texts, keys_B, strict=True)]
         inputs, lengths = padded(texts, self.padding_id)
         labels = torch.from_numpy(self.labels_N[rows_B])
         return Batch(inputs, labels, None, None, lengths, target_count=len(labels))
+
+    def _hidden(self, ids_T: Any, rng: np.random.Generator) -> Any:
+        chosen_T = rng.random(len(ids_T)) < self.token_dropout
+        return np.where(chosen_T & (ids_T != self.begin) & (ids_T != self.end), self.mask, ids_T)
 
 
 @build_rows.register(TranslateObjectiveConfig)
@@ -260,7 +274,7 @@ def _(objective: SpanObjectiveConfig, data: Dataset, tokenizer: Tokenizer, max_s
 
 @build_rows.register(ClassifyObjectiveConfig)
 def _(objective: ClassifyObjectiveConfig, data: Dataset, tokenizer: Tokenizer, max_seq_len: int) -> LabelledRows:
-    return LabelledRows(_of(data, Labelled, objective), tokenizer, max_seq_len)
+    return LabelledRows(_of(data, Labelled, objective), tokenizer, max_seq_len, objective.token_dropout)
 
 
 # --- rows to tensors --------------------------------------------------------------------------------------------------

@@ -1,84 +1,38 @@
-"""Translating the same sentences with the same weights, by qkv and by transformers, taking turns.
+r"""Translating the same sentences with the same weights, by qkv and by transformers, taking turns.
 
     python bench/translation_speed.py RUN SOURCE.en [--beam-size 4] [--rounds 3]
 
-RUN is a run of `transformer-tiny-mt` with post-norm, LayerNorm, ReLU, biases and sinusoidal positions: the shape of
-Marian, so that its weights fit a `MarianMTModel`. Both translate batches of `--batch-size` sentences sorted by length
-with the length penalty n^alpha, and search until no open beam can win (`early_stopping="never"` there). Printed:
-sentences per second of each turn, the median of the ratios, and how many translations are equal.
+RUN is a run of the shape of Marian, so that its weights fit a `MarianMTModel`:
+
+    qkv train transformer-tiny-mt 'data.train={source: [train.en], target: [train.de]}' --run-dir RUN \
+        'model.position={kind: sinusoidal, layout: concatenated}' 'model.norm={kind: layernorm, placement: post}' \
+        'model.attention={num_heads: 4, bias: true, qk_norm: none}' \
+        'model.feed_forward={kind: relu, d_ff: 1024, bias: true}'
+
+Both translate batches of `--batch-size` sentences sorted by length with the length penalty n^alpha, and search until
+no open beam can win (`early_stopping="never"` there). Printed: sentences per second of each turn, the median of the
+ratios, and how many translations are equal.
 """
 
 from __future__ import annotations
 
 import argparse
 import statistics
+import tempfile
 import time
 from pathlib import Path
 
 import torch
-from transformers import MarianConfig, MarianMTModel
+from transformers import MarianMTModel
 
 import qkv
 
-LAYER = {
-    "self_attention.function.query": "self_attn.q_proj",
-    "self_attention.function.key": "self_attn.k_proj",
-    "self_attention.function.value": "self_attn.v_proj",
-    "self_attention.function.output": "self_attn.out_proj",
-    "self_attention.norm_stream": "self_attn_layer_norm",
-    "cross_attention.function.query": "encoder_attn.q_proj",
-    "cross_attention.function.key": "encoder_attn.k_proj",
-    "cross_attention.function.value": "encoder_attn.v_proj",
-    "cross_attention.function.output": "encoder_attn.out_proj",
-    "cross_attention.norm_stream": "encoder_attn_layer_norm",
-    "feed_forward.function.up": "fc1",
-    "feed_forward.function.down": "fc2",
-    "feed_forward.norm_stream": "final_layer_norm",
-}
-
 
 def marian(model: qkv.Model) -> MarianMTModel:
-    """The same network in transformers."""
-    network, tokenizer = model.network, model.tokenizer
-    config, decoder = network.config, network.config.decoder
-    assert decoder is not None
-    assert tokenizer is not None
-    peer = MarianMTModel(
-        MarianConfig(
-            vocab_size=decoder.vocab_size,
-            d_model=decoder.d_model,
-            encoder_layers=len(config.encoder.layers),
-            decoder_layers=len(decoder.layers),
-            encoder_attention_heads=decoder.attention.num_heads,
-            decoder_attention_heads=decoder.attention.num_heads,
-            encoder_ffn_dim=decoder.feed_forward.d_ff,
-            decoder_ffn_dim=decoder.feed_forward.d_ff,
-            activation_function="relu",
-            scale_embedding=True,
-            max_position_embeddings=decoder.max_seq_len,
-            pad_token_id=tokenizer.pad_id,
-            bos_token_id=tokenizer.bos_id,
-            eos_token_id=tokenizer.eos_id,
-            decoder_start_token_id=tokenizer.bos_id,
-            forced_eos_token_id=None,
-            attn_implementation="sdpa",
-        )
-    )
-    weights = {"final_logits_bias": torch.zeros(1, decoder.vocab_size)}
-    for name, value in network.named_parameters():
-        if name == "encoder_embedding.input.weight":
-            for owner in ("shared", "encoder.embed_tokens", "decoder.embed_tokens"):
-                weights[f"model.{owner}.weight"] = value
-            weights["lm_head.weight"] = value
-            continue
-        side, _, number, rest = name.split(".", 3)
-        part, _, kind = rest.rpartition(".")
-        weights[f"model.{side}.layers.{number}.{LAYER[part]}.{kind}"] = value
-    positions = torch.arange(decoder.max_seq_len)[None]
-    for side, embedding in (("encoder", network.encoder_embedding), ("decoder", network.decoder_embedding)):
-        zero = torch.zeros(1, decoder.max_seq_len, decoder.d_model)
-        weights[f"model.{side}.embed_positions.weight"] = embedding.position.add(zero, positions)[0]
-    peer.load_state_dict(weights, strict=True)
+    """The same network in transformers, through the files that both read."""
+    with tempfile.TemporaryDirectory() as folder:
+        model.save_hf(f"{folder}/marian")
+        peer = MarianMTModel.from_pretrained(f"{folder}/marian", attn_implementation="sdpa", dtype=torch.float32)
     return peer.eval()
 
 

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from qkv.config.errors import ConfigError, QkvError
-from qkv.config.run import (
+from qkv.config.objectives import (
     CausalObjectiveConfig,
     ClassifyObjectiveConfig,
     DenoiseObjectiveConfig,
@@ -363,8 +363,10 @@ def test_a_step_is_never_larger_than_asked_for_unless_one_row_is(
     for step in steps:
         rows = sum(len(batch.inputs) for batch in step)
         assert rows == 1 or sum(batch.target_count for batch in step) <= batch_tokens
-        for batch in step:
-            assert len(batch.inputs) == 1 or batch.target_count <= (micro_batch_tokens or batch_tokens)
+        for batch in step if micro_batch_tokens is not None else ():
+            assert batch.source_lengths is not None
+            longer = torch.maximum(batch.source_lengths, (batch.labels != -100).sum(1))
+            assert len(batch.inputs) == 1 or longer.sum() <= micro_batch_tokens, "the longer side counts"
     targets = [int(length) for step in steps for batch in step for length in (batch.labels != -100).sum(1)]
     assert Counter(targets) == Counter(target + 1 for _, target in sizes)
 
@@ -427,6 +429,23 @@ def test_validation_of_a_task_is_the_same_in_every_call(pairs: Pairs, seq2seq: A
     for ours, theirs in zip(one, again, strict=True):
         assert_equal(ours, theirs)
         assert ours.tokens <= 3000
+
+
+def test_token_dropout_is_drawn_anew_every_epoch_and_validation_has_none(pairs: Pairs, seq2seq: Any) -> None:
+    data = Labelled(pairs.target, np.zeros(3000, np.int64)).choose(np.arange(3000) < 200)
+    objective = ClassifyObjectiveConfig(token_dropout=0.3)
+    mask = seq2seq.mask_id
+
+    def epochs(seed: int = 0) -> list[list[list[int]]]:
+        """The texts of the first two epochs, as they are read, sorted."""
+        batches = BatchLoader(data, objective, seq2seq, max_seq_len=64, batch_tokens=2048, seed=seed)
+        return [sorted(row for (batch,) in epoch_of(batches) for row in batch.inputs.tolist()) for _ in range(2)]
+
+    (first, second), other = epochs(), epochs(seed=1)[0]
+    assert epochs() == [first, second]
+    assert first != second != other != first
+    held = validation_batches(data, objective, seq2seq, max_seq_len=64, batch_tokens=2048)
+    assert not any((batch.inputs == mask).any() for batch in held)
 
 
 @pytest.mark.parametrize("objective", TASKS, ids=lambda objective: objective.kind)

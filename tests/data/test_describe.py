@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from qkv.config.run import (
+from qkv.config.objectives import (
     CausalObjectiveConfig,
     ClassifyObjectiveConfig,
     MaskedObjectiveConfig,

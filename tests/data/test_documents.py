@@ -12,8 +12,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from qkv.config.data import DataConfig, JsonlDataConfig, TextDataConfig
 from qkv.config.errors import ConfigError, NotFoundError, QkvError
-from qkv.config.run import DataConfig, JsonlDataConfig, TextDataConfig
 from qkv.data import documents as module
 from qkv.data import normalize, read_documents, read_pieces
 from qkv.tokenizer import text as text_module

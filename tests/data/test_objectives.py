@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from qkv.config.errors import ConfigError, QkvError
-from qkv.config.run import MaskedObjectiveConfig, ObjectiveConfig
+from qkv.config.objectives import MaskedObjectiveConfig, ObjectiveConfig
 from qkv.data import Batch, BatchLoader, Corpus, validation_batches
 from qkv.data.objectives import build_objective
 from qkv.data.windows import Ints, Window

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from qkv.config.model import ModelConfig
-from qkv.config.run import CausalObjectiveConfig
+from qkv.config.objectives import CausalObjectiveConfig
 from qkv.data import Batch, validation_batches
 from qkv.nn import Transformer
 

@@ -140,6 +140,24 @@ def test_files_held_out_are_pairs_too(seq2seq: Tokenizer) -> None:
         prepare(pairs_config("a.tsv", validation=lines), seq2seq, "cache")
 
 
+def test_targets_begin_with_what_the_decoder_starts_from(seq2seq: Tokenizer) -> None:
+    """In place of the tokenizer's begin, which a tokenizer then need not have; what is cached apart."""
+    write("a.tsv", [("ab", "c"), ("d", ""), ("e", "x" * 40)])
+    usual = prepare(pairs_config("a.tsv", validation=0), seq2seq, "cache")
+    config = pairs_config("a.tsv", validation=0)
+    generation = config.generation.model_copy(update={"start_ids": (seq2seq.eos_id, 5)})
+    prepared = prepare(config.model_copy(update={"generation": generation}), seq2seq, "cache")
+    assert isinstance(prepared.train, Pairs)
+    assert prepared.train.start_ids == (258, 5)
+    assert [prepared.train.target.document(n).tolist() for n in range(prepared.train.num_documents)] == [
+        [258, 5, *b"c", 258]
+    ]
+    assert prepared.train.source.document(0).tolist() == [257, *b"ab", 258]
+    assert len(prepared.notes) == len(usual.notes) == 2
+    assert isinstance(usual.train, Pairs)
+    assert usual.train.target.document(0).tolist() == [257, *b"c", 258]
+
+
 def test_files_that_were_read_beside_others_are_counted_again(seq2seq: Tokenizer) -> None:
     """Each of them is in the cache, but not as a pair."""
     for name, count in (("s", 3), ("t", 3), ("u", 4), ("v", 4)):

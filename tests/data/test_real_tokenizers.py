@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from qkv.config.run import CausalObjectiveConfig, Config, MaskedObjectiveConfig, TextDataConfig
+from qkv.config.data import TextDataConfig
+from qkv.config.objectives import CausalObjectiveConfig, MaskedObjectiveConfig
+from qkv.config.run import Config
 from qkv.data import BatchLoader, describe_batch, documents, prepare, read_pieces, tokenizers
 from qkv.data.tokenizers import tokenizer_for
 from qkv.tokenizer import Tokenizer

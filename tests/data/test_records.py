@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from qkv.config.data import LabelledDataConfig, ParallelDataConfig
 from qkv.config.errors import NotFoundError, QkvError
-from qkv.config.run import LabelledDataConfig, ParallelDataConfig
 from qkv.data import records
 from qkv.data.documents import lines_of, whole
-from qkv.data.records import count_lines, files_of, read_labels, read_side, read_texts
+from qkv.data.records import check_sides, count_lines, files_of, read_labels, read_side, read_texts
 
 PAIRS = [("a dog", "ein Hund"), ("two cats", "zwei Katzen"), ("我爱你", "I love you")]
 SOURCES, TARGETS = ([pair[side] for pair in PAIRS] for side in (0, 1))
@@ -129,11 +129,12 @@ def test_unequal_counts_are_refused_file_by_file() -> None:
     write("two", "a\nb\n")
     write("three", "a\nb\nc\n")
     with pytest.raises(QkvError, match=r"two has 2 lines and three has 3") as caught:
-        read_side(parallel({"source": ["two", "three"], "target": ["three", "two"]}), "train", "source")
+        check_sides(parallel({"source": ["two", "three"], "target": ["three", "two"]}), "train")
     assert caught.value.where == "three"
-    for side in ("source", "target"):
-        with pytest.raises(QkvError, match=r"three has 3 lines and two has 2"):
-            read_side(parallel({"source": "three", "target": "two"}), "train", side)
+    with pytest.raises(QkvError, match=r"three has 3 lines and two has 2"):
+        check_sides(parallel({"source": "three", "target": "two"}), "train")
+    check_sides(parallel({"source": ["two", "three"], "target": ["two", "three"]}), "train")
+    check_sides(parallel("absent.tsv"), "train")
 
 
 @settings(max_examples=100, deadline=None)

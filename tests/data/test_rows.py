@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from qkv.config.errors import ConfigError
 from qkv.config.model import ModelConfig
-from qkv.config.run import (
+from qkv.config.objectives import (
     CausalObjectiveConfig,
     ClassifyObjectiveConfig,
     DenoiseObjectiveConfig,
@@ -81,6 +81,15 @@ def test_the_end_of_a_target_is_a_label_even_where_it_pads_too(make_pairs: Any, 
     assert batch.labels.tolist() == [[5, EOS, -100, -100], [6, 7, 8, EOS]]
     assert batch.lengths is not None
     assert batch.lengths.tolist() == [2, 4]
+
+
+def test_a_decoder_may_start_with_other_ids_than_the_tokenizer_s(make_corpus: Any, make_tokenizer: Any) -> None:
+    """Those that a published model is known to start from; its tokenizer may have no begin."""
+    source, target = make_corpus([1, EOS]), make_corpus([PAD, 9, 5, 6, EOS])
+    tokenizer = make_tokenizer(bos_id=None, cls_id=None, eos_id=EOS)
+    batch = whole(Pairs(source, target, start_ids=(PAD, 9)), TRANSLATE, tokenizer)
+    assert batch.inputs.tolist() == [[PAD, 9, 5, 6]]
+    assert batch.labels.tolist() == [[9, 5, 6, EOS]]
 
 
 def test_sources_are_padded_with_an_id_that_their_own_vocabulary_has(make_pairs: Any, seq2seq: Any) -> None:
@@ -186,6 +195,37 @@ def test_a_tokenizer_without_an_end_cuts_plainly(make_corpus: Any, make_tokenize
     assert whole(data, CLASSIFY, make_tokenizer(eos_id=None), max_seq_len=3).inputs.tolist() == [[1, 2, 3]]
 
 
+def hidden(seed: int, rate: float, tokenizer: Any, make_corpus: Any) -> list[list[int]]:
+    """The rows of 50 texts, 40 tokens each, as an epoch reads them; `seed` stands for it."""
+    texts = make_corpus(*([BOS, *[row % 256] * 40, EOS] for row in range(50)))
+    rows = build_rows(ClassifyObjectiveConfig(token_dropout=rate), Labelled(texts, np.zeros(50, int)), tokenizer, 64)
+    batch = rows.batch(np.arange(50), [(seed, row) for row in range(50)])
+    return real(batch.inputs, batch.lengths)
+
+
+@pytest.mark.parametrize("rate", [0.2, 0.9])
+def test_token_dropout_hides_its_share_but_never_an_end(rate: float, make_corpus: Any, seq2seq: Any) -> None:
+    rows = hidden(0, rate, seq2seq, make_corpus)
+    assert all((row[0], row[-1]) == (BOS, EOS) for row in rows)
+    inside = [token for row in rows for token in row[1:-1]]
+    assert all(token in (row, MASK) for row, ids in enumerate(rows) for token in ids[1:-1])
+    share = inside.count(MASK) / len(inside)
+    deviation = (rate * (1 - rate) / len(inside)) ** 0.5
+    assert abs(share - rate) < 4 * deviation
+
+
+def test_token_dropout_is_drawn_by_the_row_s_key_alone(make_corpus: Any, seq2seq: Any) -> None:
+    one, again, other = (hidden(seed, 0.3, seq2seq, make_corpus) for seed in (1, 1, 2))
+    assert one == again
+    assert all(first != second for first, second in zip(one, other, strict=True))
+    places = {tuple(token == MASK for token in row) for row in one}
+    assert len(places) == len(one)
+
+
+def test_no_token_dropout_changes_nothing(make_corpus: Any, seq2seq: Any) -> None:
+    assert MASK not in {token for row in hidden(0, 0.0, seq2seq, make_corpus) for token in row}
+
+
 # --- what does not fit ------------------------------------------------------------------------------------------------
 
 
@@ -201,6 +241,14 @@ def test_other_data_than_the_objective_learns_from_are_refused(make_corpus: Any,
     ):
         with pytest.raises(ConfigError, match=f"`{objective.kind}` is not learnt from {unit}"):
             build_rows(objective, data, seq2seq, 16)
+
+
+def test_token_dropout_needs_something_to_hide_behind(make_corpus: Any, make_tokenizer: Any) -> None:
+    data, blind = Labelled(make_corpus([1, 2, 3]), np.array([0])), make_tokenizer(mask_id=None)
+    assert build_rows(CLASSIFY, data, blind, 16).count == 1
+    with pytest.raises(ConfigError, match="no mask token") as caught:
+        build_rows(ClassifyObjectiveConfig(token_dropout=0.1), data, blind, 16)
+    assert caught.value.where == "objective.token_dropout"
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import torch
 import qkv
 from qkv.checkpoint.store import find_checkpoint, load_checkpoint
 from qkv.config.errors import QkvError
-from qkv.config.run import TranslateObjectiveConfig
+from qkv.config.objectives import TranslateObjectiveConfig
 from qkv.evaluate import tasks
 from qkv.evaluate.tasks import Measure, greedy, measure
 from qkv.train import loop
@@ -110,7 +110,7 @@ def test_a_measure_counts_every_right_answer_and_no_more_examples_than_asked_for
     assert prepared.validation is not None
     asked: list[str] = []
 
-    def answer(network: Any, sources: Any, tokenizer: Any) -> list[str]:
+    def answer(network: Any, sources: Any, tokenizer: Any, start_ids: Any) -> list[str]:
         asked.extend(tokenizer.decode(source) for source in sources)
         return ["z", "v", "?"][: len(asked)]
 

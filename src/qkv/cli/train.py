@@ -49,9 +49,14 @@ def train(
             tree = Config.load(config, *overrides, allow=allow or None)
             run = fit(tree, run_dir=run_dir, name=Path(config).stem, listener=progress)
     if not as_json:
-        click.echo(
-            f"{run.path}\ntry it: {_use(run.path, Config.load(run.path / 'config.yaml', allow=allow))}", err=True
-        )
+        tell_end(run.path, allow)
+
+
+def tell_end(run: Path, allow: tuple[str, ...]) -> None:
+    """Where a finished run is, and what to do with it."""
+    from qkv.config.run import Config
+
+    click.echo(f"{run}\ntry it: {_use(run, Config.load(run / 'config.yaml', allow=allow))}", err=True)
 
 
 def _use(run: Path, config: Config) -> str:

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping
-from typing import Any, ClassVar, get_args
+from typing import Annotated, Any, ClassVar, get_args
 
 from pydantic import (
     BaseModel,
     ConfigDict,
+    Field,
     GetCoreSchemaHandler,
     GetJsonSchemaHandler,
     ValidationInfo,
@@ -25,6 +26,12 @@ from qkv.config.errors import nearest
 
 EVERY_PACKAGE = ("*",)
 """`allow` of a configuration that the user trains from: its import paths are the user's own choice."""
+
+
+MAX_COUNT = 2**53
+"""Every step, token and seed stays exact in a JSON reader, and in 64 bits."""
+
+Count = Annotated[int, Field(ge=1, le=MAX_COUNT)]
 
 
 class Node(BaseModel):

@@ -38,6 +38,10 @@ def _rebuild(kind: type[QkvError], what: str, where: str | None, hint: str | Non
     return kind(what, where=where, hint=hint)
 
 
+class DamagedError(QkvError):
+    """A file that is not what it claims to be."""
+
+
 class UsageError(QkvError):
     """An argument that cannot be meant: a wrong value, or two that contradict each other."""
 

@@ -119,7 +119,7 @@ def dump_yaml(data: Any) -> str:
 
 
 @dataclass
-class _Tree:
+class Tree:
     """Plain values and where each came from."""
 
     data: dict[str, Any]
@@ -189,7 +189,7 @@ def _parse(text: str, name: str, line: int = 0) -> tuple[Any, dict[Path_, str]]:
 # --- layers of a configuration ----------------------------------------------------------------------------------------
 
 
-def _read(source: str | Path, seen: tuple[Path, ...] = (), base: Path | None = None) -> _Tree:
+def _read(source: str | Path, seen: tuple[Path, ...] = (), base: Path | None = None) -> Tree:
     path = _locate(source, base)
     if path in seen:
         chain = " -> ".join(p.name for p in (*seen, path))
@@ -210,7 +210,7 @@ def _read(source: str | Path, seen: tuple[Path, ...] = (), base: Path | None = N
     if not isinstance(data, dict):
         raise ConfigError("a configuration is a mapping of keys to values", where=name, hint="`qkv new PRESET`")
     parent = data.pop("extends", None)
-    tree = _Tree(data, origins)
+    tree = Tree(data, origins)
     if parent is None:
         return tree
     if not isinstance(parent, str):
@@ -237,13 +237,13 @@ def _locate(source: str | Path, base: Path | None) -> Path:
     )
 
 
-def _overlay(tree: _Tree, data: Mapping[str, Any], origins: Mapping[Path_, str], path: Path_ = ()) -> None:
+def _overlay(tree: Tree, data: Mapping[str, Any], origins: Mapping[Path_, str], path: Path_ = ()) -> None:
     """Merge `data` over `tree` in place, origins included."""
     target = _at(tree.data, path)
     for key, value in data.items():
         here = (*path, key)
         below = target.get(key)
-        if isinstance(below, dict) and isinstance(value, Mapping) and not replaces(below, value):
+        if isinstance(below, dict) and isinstance(value, Mapping) and not _replaces(here, below, value):
             tree.origins.setdefault(here, origins.get(here, ""))
             _overlay(tree, value, origins, here)
             continue
@@ -253,13 +253,27 @@ def _overlay(tree: _Tree, data: Mapping[str, Any], origins: Mapping[Path_, str],
         target[key] = value
 
 
+def _replaces(path: Path_, below: Mapping[str, Any], above: Mapping[str, Any]) -> bool:
+    """Whether `above` is another kind than `below`; of a tokenizer also whether it is had in another way."""
+    way = _way_of_tokenizer(above) if path[0] == "tokenizer" else None
+    return replaces(below, above) or (way is not None and way != (_way_of_tokenizer(below) or "kind"))
+
+
+def _way_of_tokenizer(tokenizer: Mapping[str, Any]) -> str | None:
+    """One for each side, a saved one, or one to be trained; None: it does not say."""
+    for way, key in (("sides", "source"), ("sides", "target"), ("path", "path"), ("kind", "kind")):
+        if tokenizer.get(key) is not None:
+            return way
+    return None
+
+
 def _at(data: Any, path: Path_) -> Any:
     for key in path:
         data = data[key]
     return data
 
 
-def _apply_override(tree: _Tree, override: str) -> None:
+def _apply_override(tree: Tree, override: str) -> None:
     keys, equals, text = override.partition("=")
     where = f"`{_cut(override)}`"
     if not equals or not re.fullmatch(r"\w[\w-]*(\.[\w-]+)*", keys):
@@ -303,7 +317,7 @@ def _index(items: list[Any], key: str, where: str) -> int:
     return int(key)
 
 
-def _refuse_shadowed(tree: _Tree, path: Path_, where: str) -> None:
+def _refuse_shadowed(tree: Tree, path: Path_, where: str) -> None:
     """An override of a shared key that every layer spells out for itself would change nothing, in silence."""
     from qkv.config.model import BLOCK_KEYS
 
@@ -348,23 +362,44 @@ def load_config(source: str | Path, overrides: Iterable[str] = (), allow: tuple[
     allow: the packages whose parts it may import (see Part). None: every package of a file that the user names, whose
     import paths are the user's own choice, and none of a folder, which may be a stranger's.
     """
-    if allow is None:
-        allow = () if os.path.isdir(source) else EVERY_PACKAGE  # noqa: PTH112 (Path.is_dir raises for a long name)
+    tree = read_tree(source, overrides)
+    return validate(tree.data, allowed_packages(source, allow), tree)
+
+
+def allowed_packages(source: str | Path, allow: tuple[str, ...] | None) -> tuple[str, ...]:
+    """`allow`, or what None stands for (see `load_config`)."""
+    if allow is not None:
+        return allow
+    return () if os.path.isdir(source) else EVERY_PACKAGE  # noqa: PTH112 (Path.is_dir raises for a long name)
+
+
+def read_tree(
+    source: str | Path,
+    overrides: Iterable[str] = (),
+    *,
+    beneath: Mapping[str, Any] | None = None,
+    origin: str = "",
+) -> Tree:
+    """The plain values of a file or preset with its overrides, over those `beneath`, which come from `origin`."""
     tree = _read(source)
+    if beneath is not None:
+        above, tree = tree, Tree(dict(beneath), dict.fromkeys(((key,) for key in beneath), origin))
+        tree.origins[()] = above.origins[()]
+        _overlay(tree, above.data, above.origins)
     for override in overrides:
         _apply_override(tree, override)
-    return validate(tree.data, allow, tree)
+    return tree
 
 
-def validate(data: Mapping[str, Any], allow: tuple[str, ...], tree: _Tree | None = None) -> Config:
+def validate(data: Mapping[str, Any], allow: tuple[str, ...], tree: Tree | None = None) -> Config:
     """The typed tree of plain values. Raises ConfigError naming every mistake with its place."""
     try:
         return Config.model_validate(data, context={"allow": allow})
     except ValidationError as error:
-        raise _explain(error, tree or _Tree(dict(data))) from None
+        raise _explain(error, tree or Tree(dict(data))) from None
 
 
-def _explain(error: ValidationError, tree: _Tree) -> QkvError:
+def _explain(error: ValidationError, tree: Tree) -> QkvError:
     """One readable error of what pydantic found; a mistake in a shared key is told once, not once per layer."""
     seen: set[str] = set()
     lines: list[tuple[str, str, str | None]] = []
@@ -394,7 +429,7 @@ def _explain(error: ValidationError, tree: _Tree) -> QkvError:
     return (PermissionNeededError if asks else ConfigError)(what, where=where, hint=hint)
 
 
-def _written(path: Path_, tree: _Tree) -> Path_:
+def _written(path: Path_, tree: Tree) -> Path_:
     """Where the user wrote what stands at `path` of the spelled-out tree: a layer's key may be a shared key."""
     if path[:1] != ("model",) or path in tree.origins:
         return path

@@ -19,7 +19,6 @@ from qkv.config.parts import (
     Attention,
     DenseFeedForwardConfig,
     EmbeddingConfig,
-    FeatureInputConfig,
     FeedForward,
     Head,
     HeadConfig,
@@ -30,6 +29,7 @@ from qkv.config.parts import (
     MaskedLanguageModelHeadConfig,
     Norm,
     NormalInitConfig,
+    PatchInputConfig,
     PlainResidualConfig,
     Position,
     Probability,
@@ -48,8 +48,13 @@ from qkv.config.parts import (
 MAX_LAYERS = 4096
 """Far above any real model: a hostile file must not make building one take for ever."""
 
-BLOCK_KEYS = ("norm", "position", "attention", "cross_attention", "feed_forward", "residual", "dropout")
+BLOCK_KEYS = ("norm", "position", "attention", "cross_attention", "feed_forward", "parallel", "residual", "dropout")
 """The shared keys that a layer may override."""
+
+
+Parallel = Literal["none", "one-norm", "two-norms"]
+"""none: attention, then feed-forward. Otherwise both read the stream at once, x + Attention(N x) + FeedForward(N' x):
+with one norm for both (GPT-J, Phi), or one each (GPT-NeoX)."""
 
 
 class BlockConfig(Node):
@@ -60,12 +65,16 @@ class BlockConfig(Node):
     attention: Attention = StandardAttentionConfig()
     cross_attention: Attention | None = None
     feed_forward: FeedForward = DenseFeedForwardConfig()
+    parallel: Parallel = "none"
     residual: Residual = PlainResidualConfig()
     dropout: Probability = 0.0
 
 
 class StackConfig(Node):
-    """One tower. `dropout` acts on every sublayer's output before it is written, and on the embedding sum."""
+    """One tower. `dropout` acts on every sublayer's output before it is written, and on the embedding sum.
+
+    `share_layers`: one layer's parameters serve all layers (ALBERT).
+    """
 
     vocab_size: VocabSize | None = None
     max_seq_len: Length = 512
@@ -79,7 +88,9 @@ class StackConfig(Node):
     attention: Attention = StandardAttentionConfig()
     cross_attention: Attention | None = None
     feed_forward: FeedForward = DenseFeedForwardConfig()
+    parallel: Parallel = "none"
     residual: Residual = PlainResidualConfig()
+    share_layers: bool = False
     layers: tuple[BlockConfig, ...] = ()
 
     @model_validator(mode="after")
@@ -99,19 +110,38 @@ class StackConfig(Node):
         self.__dict__["layers"] = tuple(layers)
         self._check_positions()
         self._check_residual()
-        if isinstance(self.input, FeatureInputConfig) and self.embedding.num_segments:
-            raise contradiction(
-                "input.kind", "embedding.num_segments", "features have no segments", "embedding.num_segments=0"
-            )
+        self._check_blocks()
+        self._check_input()
         return self
 
-    def _check_positions(self) -> None:
-        if isinstance(self.position, SinusoidalConfig) and self.d_model % 2:
+    def _check_input(self) -> None:
+        if self.embedding.num_segments and not self.input.reads_ids:
             raise contradiction(
-                "position.kind",
-                "d_model",
-                f"sine and cosine come in pairs, and {self.d_model} is odd",
-                "an even d_model",
+                "input.kind",
+                "embedding.num_segments",
+                f"{self.input.reads} have no segments",
+                "embedding.num_segments=0",
+            )
+        fixed = self.input.fixed_length
+        if fixed is not None:
+            if "max_seq_len" in self.model_fields_set and self.max_seq_len != fixed:
+                raise contradiction(
+                    "max_seq_len",
+                    "input.kind",
+                    f"{self.input.expects} become {fixed} vectors, not {self.max_seq_len}",
+                    f"max_seq_len={fixed}",
+                )
+            self.__dict__["max_seq_len"] = fixed
+
+    def _check_positions(self) -> None:
+        key, width = ("embedding.width", self.embedding.width) if self.embedding.width else ("d_model", self.d_model)
+        if isinstance(self.position, SinusoidalConfig) and width % 2:
+            raise contradiction(
+                "position.kind", key, f"sine and cosine come in pairs, and {width} is odd", f"an even {key}"
+            )
+        if isinstance(self.position, SinusoidalConfig) and self.position.layout == "tensor2tensor" and width < 4:
+            raise contradiction(
+                "position.layout", key, "its frequencies span two pairs of channels at least", f"{key}=4 or more"
             )
         for layer in self.layers:
             if layer.position.absolute and layer.position != self.position:
@@ -123,14 +153,7 @@ class StackConfig(Node):
                 )
             if isinstance(layer.position, RopeConfig) and isinstance(layer.attention, StandardAttentionConfig):
                 assert layer.attention.head_dim is not None
-                width = layer.position.rotary_width(layer.attention.head_dim)
-                if width % 2 or not width:
-                    raise contradiction(
-                        "position.fraction",
-                        "attention.head_dim",
-                        f"{width} of {layer.attention.head_dim} channels would rotate, and they rotate in pairs",
-                        "an even head_dim and a fraction that leaves an even number of channels",
-                    )
+                layer.position.check_head(layer.attention.head_dim)
             if isinstance(layer.cross_attention, StandardAttentionConfig) and layer.cross_attention.window:
                 raise contradiction(
                     "cross_attention.window",
@@ -143,6 +166,24 @@ class StackConfig(Node):
         if any(layer.residual != self.residual for layer in self.layers):
             raise contradiction(
                 "residual", "layers[].residual", "the stream runs through all layers and has one kind", "one `residual`"
+            )
+
+    def _check_blocks(self) -> None:
+        for layer in self.layers:
+            if layer.parallel != "none" and layer.cross_attention is not None:
+                raise contradiction(
+                    "parallel", "cross_attention", "a parallel block has no place for a source", "parallel=none"
+                )
+            if layer.parallel == "two-norms" and layer.norm.placement in ("post", "output"):
+                raise contradiction(
+                    "parallel",
+                    "norm.placement",
+                    f"two norms stand before two functions, and {layer.norm.placement} has none there",
+                    "norm.placement=pre, or parallel=one-norm",
+                )
+        if self.share_layers and len(set(self.layers)) > 1:
+            raise contradiction(
+                "share_layers", "layers", "layers that share all parameters are all alike", "share_layers=false"
             )
 
     @property
@@ -181,6 +222,8 @@ class ModelConfig(StackConfig):
                 stack = merge(shared, own or {})
                 if side == "encoder":
                     stack.pop("cross_attention", None)
+                    if _reads_images(stack) and "max_seq_len" not in (own or {}):
+                        stack.pop("max_seq_len", None)  # an image says itself how many vectors it becomes
                 data[side] = _spell_stack(stack, attends_source=side == "decoder")
             data.pop("layers", None)
         else:
@@ -223,6 +266,7 @@ class ModelConfig(StackConfig):
             for key, encoder, decoder in (
                 ("vocab_size", self.encoder.vocab_size, self.decoder.vocab_size),
                 ("d_model", self.encoder.d_model, self.decoder.d_model),
+                ("embedding.width", self.encoder.embedding.width, self.decoder.embedding.width),
                 ("input.kind", self.encoder.input.kind, "tokens"),
             ):
                 if encoder != decoder:
@@ -242,6 +286,14 @@ class ModelConfig(StackConfig):
         if tie in ("head", "all") and not isinstance((self.decoder or self).input, TokenInputConfig):
             raise contradiction(
                 "tie_embeddings", "input.kind", "features have no embedding to share", "tie_embeddings=none"
+            )
+        factorised = (self.decoder or self).embedding.width is not None
+        if tie in ("head", "all") and isinstance(head, LanguageModelHeadConfig) and factorised:
+            raise contradiction(
+                "tie_embeddings",
+                "embedding.width",
+                "the head reads vectors of d_model, which is not the embedding's width",
+                "tie_embeddings=none",
             )
 
     def with_vocab_size(self, size: int, source: int | None = None) -> ModelConfig:
@@ -264,6 +316,11 @@ class ModelConfig(StackConfig):
         if self.encoder is not None and self.decoder is not None:
             return {"encoder": self.encoder, "decoder": self.decoder}
         return {"encoder": self} if self.family == "encoder" else {"decoder": self}
+
+
+def _reads_images(stack: Mapping[str, Any]) -> bool:
+    given = stack.get("input")
+    return isinstance(given, PatchInputConfig) or (isinstance(given, Mapping) and given.get("kind") == "patches")
 
 
 def _spell_stack(stack: Mapping[str, Any], *, attends_source: bool) -> dict[str, Any]:

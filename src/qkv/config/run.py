@@ -1,24 +1,19 @@
-"""What can be said about a run: tokenizer, objective, data, training. `Config` is the whole tree."""
+"""`Config`, the whole tree of what can be said about a run, and the sections that have no file of their own."""
 
 from __future__ import annotations
 
-import json
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, ValidationInfo, field_validator, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import Field, model_validator
 
-from qkv.config.base import Kinds, Node, Part, contradiction
-from qkv.config.model import Family, ModelConfig
-from qkv.config.parts import ClassifierHeadConfig, Probability, TokenInputConfig, VocabSize
-
-MAX_COUNT = 2**53
-"""Every step, token and seed stays exact in a JSON reader, and in 64 bits."""
-
-Count = Annotated[int, Field(ge=1, le=MAX_COUNT)]
+from qkv.config.base import MAX_COUNT, Count, Kinds, Node, Part, contradiction
+from qkv.config.data import Data, Side, TextDataConfig
+from qkv.config.model import ModelConfig
+from qkv.config.objectives import CausalObjectiveConfig, ClassifyObjectiveConfig, Objective
+from qkv.config.parts import MAX_VOCAB, ClassifierHeadConfig, Probability, TokenInputConfig, VocabSize
 
 # --- tokenizer --------------------------------------------------------------------------------------------------------
 
@@ -26,6 +21,7 @@ Count = Annotated[int, Field(ge=1, le=MAX_COUNT)]
 class TokenizerConfig(Node):
     """How text becomes ids: trained on the training text (`kind`, `vocab_size`), reused (`path`), or one per side.
 
+    Where a configuration overrides another, to name one of these replaces the others.
     `lowercase` and the like are the business of an imported tokenizer; a trained one keeps every byte.
     """
 
@@ -43,6 +39,13 @@ class TokenizerConfig(Node):
             raise contradiction(
                 "tokenizer.source", "tokenizer.path", "one or two tokenizers?", "source.path, target.path"
             )
+        if self.source and self.vocab_size:
+            raise contradiction(
+                "tokenizer.source",
+                "tokenizer.vocab_size",
+                "a tokenizer for each side has its own size",
+                "source.vocab_size, target.vocab_size",
+            )
         for side in ("source", "target"):
             inner: TokenizerConfig | None = getattr(self, side)
             if inner is not None and inner.source is not None:
@@ -53,241 +56,6 @@ class TokenizerConfig(Node):
             )
         return self
 
-
-# --- objectives -------------------------------------------------------------------------------------------------------
-
-
-class ObjectiveConfig(Part):
-    """What the model is trained to predict. `families` can learn it, from data of one of `data_kinds`."""
-
-    families: ClassVar[tuple[Family, ...]] = ("decoder", "encoder", "encoder-decoder")
-    data_kinds: ClassVar[tuple[str, ...]] = ("text", "jsonl")
-
-    @property
-    def without_noise(self) -> Self:
-        """What validation asks: the same, without noise that is there to regularise."""
-        return self
-
-
-class CausalObjectiveConfig(ObjectiveConfig):
-    """Every next token."""
-
-    families: ClassVar[tuple[Family, ...]] = ("decoder",)
-    kind: Literal["causal"] = "causal"
-
-
-class MaskedObjectiveConfig(ObjectiveConfig):
-    """BERT: `rate` of the tokens are targets; of these 80 % become [MASK], 10 % a random token, 10 % stay."""
-
-    families: ClassVar[tuple[Family, ...]] = ("encoder",)
-    kind: Literal["masked"] = "masked"
-    rate: float = Field(0.15, gt=0, lt=1)
-
-
-class TranslateObjectiveConfig(ObjectiveConfig):
-    """Every next token of the target, given its source.
-
-    `measure` is what validation is judged by beside the loss, on translations of the first `measure_examples` sources
-    by greedy decoding; sources that repeat are one example with several right answers for exact-match.
-    """
-
-    families: ClassVar[tuple[Family, ...]] = ("encoder-decoder",)
-    data_kinds: ClassVar[tuple[str, ...]] = ("parallel",)
-    kind: Literal["translate"] = "translate"
-    measure: Literal["bleu", "chrf", "exact-match", "word-error-rate", "character-error-rate"] = "bleu"
-    measure_examples: Count = 500
-
-
-class DenoiseObjectiveConfig(ObjectiveConfig):
-    """BART's text infilling (arXiv 1910.13461, 2.2): spans, `rate` of the tokens in all and Poisson(`mean_span`) long
-    each, are replaced by one [MASK] each; the target is the whole text."""
-
-    families: ClassVar[tuple[Family, ...]] = ("encoder-decoder",)
-    kind: Literal["denoise"] = "denoise"
-    rate: float = Field(0.3, gt=0, lt=1)
-    mean_span: float = Field(3.0, ge=1, le=1000)
-
-
-class SpanObjectiveConfig(ObjectiveConfig):
-    """T5's span corruption (arXiv 1910.10683, 3.1.4): spans of `mean_span` tokens on average, `rate` of all tokens, are
-    replaced by one sentinel each; the target is each sentinel followed by what it stands for."""
-
-    families: ClassVar[tuple[Family, ...]] = ("encoder-decoder",)
-    kind: Literal["span"] = "span"
-    rate: float = Field(0.15, gt=0, lt=1)
-    mean_span: float = Field(3.0, ge=1, le=1000)
-
-
-class ClassifyObjectiveConfig(ObjectiveConfig):
-    """The label of a text. `labels` names the classes in the order of their numbers; null: those of the training data,
-    sorted. `token_dropout` is the share of a text's tokens that training hides behind the mask token, drawn anew every
-    time (word dropout: Iyyer et al. 2015). `measure` is what validation is judged by beside the loss."""
-
-    families: ClassVar[tuple[Family, ...]] = ("encoder", "decoder")
-    data_kinds: ClassVar[tuple[str, ...]] = ("labelled",)
-    kind: Literal["classify"] = "classify"
-    labels: tuple[str, ...] | None = Field(None, min_length=2)
-    token_dropout: Probability = 0.0
-    measure: Literal["accuracy", "f1"] = "accuracy"
-
-    @property
-    def without_noise(self) -> Self:
-        return self.model_copy(update={"token_dropout": 0.0})
-
-    @field_validator("labels", mode="before")
-    @classmethod
-    def _spelled(cls, labels: Any) -> Any:
-        return tuple(map(spelled_label, labels)) if isinstance(labels, list | tuple) else labels
-
-    @field_validator("labels")
-    @classmethod
-    def _each_once(cls, labels: tuple[str, ...] | None) -> tuple[str, ...] | None:
-        if labels is not None and len(set(labels)) < len(labels):
-            raise PydanticCustomError("twice", "a class is named twice")
-        return labels
-
-
-def spelled_label(label: Any) -> Any:
-    """Labels such as 0, 1 and true, which are no strings in JSON and YAML, as they are spelled there."""
-    return json.dumps(label) if isinstance(label, int) else label
-
-
-Objective = Annotated[
-    ObjectiveConfig,
-    Kinds(
-        CausalObjectiveConfig,
-        MaskedObjectiveConfig,
-        TranslateObjectiveConfig,
-        DenoiseObjectiveConfig,
-        SpanObjectiveConfig,
-        ClassifyObjectiveConfig,
-    ),
-]
-
-# --- data -------------------------------------------------------------------------------------------------------------
-
-Files = tuple[str, ...]
-Side = Literal["source", "target"]
-
-
-class SideFiles(Node):
-    """Files whose lines belong together: line n of the sources to line n of the targets."""
-
-    source: Files = ()
-    target: Files = ()
-
-    @field_validator("source", "target", mode="before")
-    @classmethod
-    def _one_file_is_a_list(cls, files: Any) -> Any:
-        return _listed(files)
-
-    @model_validator(mode="after")
-    def _side_by_side(self) -> Self:
-        hint = {"hint": "{source: [FILE], target: [FILE]}"}
-        for side, files in (("source", self.source), ("target", self.target)):
-            if not files:
-                raise PydanticCustomError("sides", "there are no {side} files", {"side": side, **hint})
-        if len(self.source) != len(self.target):
-            raise PydanticCustomError("sides", "there are not as many source files as target files", hint)
-        return self
-
-
-def _listed(files: Any) -> Any:
-    """One file is a list of one."""
-    return (files,) if isinstance(files, str) else files
-
-
-class DataConfig(Part):
-    """Files to learn from. `validation` is a fraction of the documents held out, or files of the same kind.
-
-    `bad_bytes`: what to do with bytes that are not UTF-8: stop with file and offset, replace by U+FFFD, or drop them.
-    """
-
-    train: Files | SideFiles = ()
-    validation: float | Files | SideFiles = 0.02
-    bad_bytes: Literal["error", "replace", "drop"] = "error"
-
-    @field_validator("train", "validation", mode="before")
-    @classmethod
-    def _files(cls, files: Any, info: ValidationInfo) -> Any:
-        """One form of files at a time, so that an error speaks of the form that was meant."""
-        files = _listed(files)
-        if isinstance(files, SideFiles | Mapping):
-            if issubclass(cls, ListedDataConfig):
-                raise contradiction(
-                    "data.kind",
-                    f"data.{info.field_name}",
-                    "only parallel data have a source and a target",
-                    "data.kind=parallel",
-                )
-            return SideFiles.model_validate(files)
-        if isinstance(files, list | tuple) and all(isinstance(file, str) for file in files):
-            return files
-        if info.field_name == "train":
-            raise PydanticCustomError("files", "expected a file or a list of files")
-        if not isinstance(files, int | float) or isinstance(files, bool) or not 0 <= files < 1:
-            raise PydanticCustomError("fraction", "expected a fraction from 0 to below 1, or files")
-        return files
-
-
-class ListedDataConfig(DataConfig):
-    """Data that are one list of files."""
-
-    train: Files = ()
-    validation: float | Files = 0.02
-
-
-class TextDataConfig(ListedDataConfig):
-    """Plain text: one document per file, per line, or per paragraph."""
-
-    kind: Literal["text"] = "text"
-    split: Literal["file", "lines", "blank-lines"] = "file"
-
-
-class JsonlDataConfig(ListedDataConfig):
-    """One JSON object per line; its `key` is the document."""
-
-    kind: Literal["jsonl"] = "jsonl"
-    key: str = "text"
-
-
-class ParallelDataConfig(DataConfig):
-    """Pairs of a source and a target: two lists of files, line by line, or TSV (source, tab, target) and JSONL files,
-    whose keys are `source_key` and `target_key`. `reverse` exchanges the sides of every pair.
-
-    Pairs with an empty side, or one that the model's context does not hold, are left out, and their number is said.
-    """
-
-    kind: Literal["parallel"] = "parallel"
-    source_key: str = "source"
-    target_key: str = "target"
-    reverse: bool = False
-
-    @model_validator(mode="after")
-    def _two_keys(self) -> Self:
-        if self.source_key == self.target_key:
-            raise contradiction("data.source_key", "data.target_key", "they are the same key", "two keys")
-        return self
-
-
-class LabelledDataConfig(ListedDataConfig):
-    """Texts with a label: TSV or CSV files with a header, or JSONL; `text_key` and `label_key` name their columns.
-
-    A text longer than the model's context is cut, and the number of those is said.
-    """
-
-    kind: Literal["labelled"] = "labelled"
-    text_key: str = "text"
-    label_key: str = "label"
-
-    @model_validator(mode="after")
-    def _two_keys(self) -> Self:
-        if self.text_key == self.label_key:
-            raise contradiction("data.text_key", "data.label_key", "they are the same key", "two keys")
-        return self
-
-
-Data = Annotated[DataConfig, Kinds(TextDataConfig, JsonlDataConfig, ParallelDataConfig, LabelledDataConfig)]
 
 # --- training ---------------------------------------------------------------------------------------------------------
 
@@ -358,7 +126,7 @@ Schedule = Annotated[
 
 class TrainConfig(Node):
     """How long, how fast, how much at once. Token counts are target tokens, of texts with a label their tokens; padding
-    is not counted."""
+    is not counted. `micro_batch_tokens`, what is in memory at once, counts the longer side of pairs."""
 
     steps: Count = 1000
     batch_tokens: Count = 16384
@@ -388,6 +156,24 @@ class TrainConfig(Node):
         return self
 
 
+# --- generation -------------------------------------------------------------------------------------------------------
+
+TokenId = Annotated[int, Field(ge=0, lt=MAX_VOCAB)]
+
+
+class GenerationConfig(Node):
+    """Where generated texts begin and end, and what is never in them; published models say it beside their weights.
+
+    start_ids: what the decoder of an encoder-decoder starts from (null: the tokenizer's BOS). eos_ids: each of them
+    ends a text (null: the tokenizer's EOS). suppress_ids are never written, begin_suppress_ids never first.
+    """
+
+    start_ids: tuple[TokenId, ...] | None = Field(None, min_length=1)
+    eos_ids: tuple[TokenId, ...] | None = None
+    suppress_ids: tuple[TokenId, ...] = ()
+    begin_suppress_ids: tuple[TokenId, ...] = ()
+
+
 _USUAL_DATA = {"translate": "parallel", "classify": "labelled"}
 _SIDES: dict[str, Side] = {"encoder": "source", "decoder": "target"}
 """What each stack reads."""
@@ -411,6 +197,7 @@ class Config(Node):
     objective: Objective = CausalObjectiveConfig()
     data: Data = TextDataConfig()
     train: TrainConfig = TrainConfig()
+    generation: GenerationConfig = GenerationConfig()
 
     @model_validator(mode="before")
     @classmethod

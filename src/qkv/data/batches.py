@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from qkv.config.errors import ConfigError, QkvError
-from qkv.config.run import ObjectiveConfig
+from qkv.config.objectives import ObjectiveConfig
 from qkv.data.prepare import Dataset
 from qkv.data.rows import Batch, Rows, WindowRows, build_rows
 from qkv.data.windows import Ints
@@ -26,7 +26,8 @@ class BatchLoader:
     two epochs. A full row has `max_seq_len` target tokens under the causal objective; under the masked one all its
     tokens count here, chosen or not. Rows of their own lengths: a step takes rows of similar length, as many as
     `batch_tokens` target tokens hold (of texts with a label: tokens), at least one; an epoch ends with a step.
-    `micro_batch_tokens` bounds the micro-batches of a step in the same way (None: the whole step at once).
+    `micro_batch_tokens` bounds the micro-batches of a step (None: the whole step at once) in the same way, but that of
+    rows with two sides it counts the longer one: it is there for the memory.
 
     Each epoch visits every row once, in an order that depends on (`seed`, epoch) alone. Of every step, rank r of
     `world_size` takes the r-th share, so that the rows of a step, and the state, do not depend on the number of ranks.
@@ -175,7 +176,7 @@ class _Bucketed:
         if self._micro_batch_tokens is None or not taken:
             return [taken] if taken else []
         (epoch, _), rows = taken[0], np.array([row for _, row in taken], np.int64)
-        parts = cut_by_cost(rows, self._rows.costs_N, self._micro_batch_tokens)
+        parts = cut_by_cost(rows, self._rows.sizes_N, self._micro_batch_tokens)
         return [[(epoch, row) for row in part.tolist()] for part in parts]
 
 

@@ -69,21 +69,27 @@ class TokenFiles:
 
 
 def tokenise(
-    files: Sequence[str], pieces: Iterable[Piece], options: Mapping[str, Any], tokenizer: Tokenizer, cache_dir: Path
+    files: Sequence[str],
+    pieces: Iterable[Piece],
+    options: Mapping[str, Any],
+    tokenizer: Tokenizer,
+    cache_dir: Path,
+    start_ids: Sequence[int] = (),
 ) -> TokenFiles:
     """The ids of `pieces`, which are read from `files`: from the cache when it holds exactly these, else tokenised now.
 
     options: all that decides which pieces the same files become (plain JSON).
 
     A document is [begin] ids [end]: begin is BOS or else CLS, end is EOS or else SEP, each absent when the tokenizer
-    has neither. Ids are 16 bits wide up to a vocabulary of 65,536 and 32 bits above.
+    has neither; `start_ids`, where there are any, stand in the place of begin. Ids are 16 bits wide up to a vocabulary
+    of 65,536 and 32 bits above.
 
     A source file counts as unchanged when size and modification time are, or else its SHA-256.
 
     Raises what reading `pieces` raises, and QkvError for a full disk, an id outside the vocabulary, or a file that
     changes while it is read.
     """
-    request = _request(options, tokenizer)
+    request = _request(options, tokenizer, start_ids)
     paths = [str(Path(file).absolute()) for file in files]
     key = hashlib.sha256(json.dumps([request, paths]).encode()).hexdigest()[:16]
     folder = cache_dir / key
@@ -112,14 +118,14 @@ def tokenise(
     return TokenFiles(folder, manifest, reused=False)
 
 
-def _request(options: Mapping[str, Any], tokenizer: Tokenizer) -> dict[str, Any]:
+def _request(options: Mapping[str, Any], tokenizer: Tokenizer, start_ids: Sequence[int]) -> dict[str, Any]:
     """All that decides which ids the same bytes become."""
     return {
         "format_version": FORMAT_VERSION,
         "options": dict(options),
         "tokenizer": tokenizer.fingerprint,
         "vocab_size": tokenizer.vocab_size,
-        "begin_id": begin_id(tokenizer),
+        "begin_id": list(start_ids) or begin_id(tokenizer),
         "end_id": end_id(tokenizer),
         "dtype": "uint16" if tokenizer.vocab_size <= 1 << 16 else "uint32",
     }
@@ -135,12 +141,17 @@ def end_id(tokenizer: Tokenizer) -> int | None:
     return tokenizer.sep_id if tokenizer.eos_id is None else tokenizer.eos_id
 
 
+def ends_of(manifest: Mapping[str, Any]) -> tuple[list[int], list[int]]:
+    """The ids before and after every document."""
+    begin, end = manifest["begin_id"], manifest["end_id"]
+    return begin if isinstance(begin, list) else [] if begin is None else [begin], [] if end is None else [end]
+
+
 # --- writing ----------------------------------------------------------------------------------------------------------
 
 
 def _write_ids(folder: Path, pieces: Iterable[Piece], tokenizer: Tokenizer, request: dict[str, Any]) -> dict[str, int]:
-    begin = [] if request["begin_id"] is None else [request["begin_id"]]
-    end = [] if request["end_id"] is None else [request["end_id"]]
+    begin, end = ends_of(request)
     offsets, hashes, content = array("q", [0]), array("Q"), ContentHash()
     total, inside = 0, False
     with (folder / "tokens.bin").open("wb") as file:

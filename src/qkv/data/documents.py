@@ -13,8 +13,8 @@ from functools import singledispatch
 from pathlib import Path
 from typing import NamedTuple
 
+from qkv.config.data import DataConfig, JsonlDataConfig, TextDataConfig
 from qkv.config.errors import ConfigError, QkvError, nearest
-from qkv.config.run import DataConfig, JsonlDataConfig, TextDataConfig
 from qkv.tokenizer.text import BadBytes, chunks, normalize, read_blocks
 
 PIECE_CHARACTERS = 1 << 18

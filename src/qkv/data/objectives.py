@@ -13,7 +13,7 @@ import numpy as np
 
 from qkv.config.base import import_object
 from qkv.config.errors import ConfigError
-from qkv.config.run import CausalObjectiveConfig, MaskedObjectiveConfig, ObjectiveConfig
+from qkv.config.objectives import CausalObjectiveConfig, MaskedObjectiveConfig, ObjectiveConfig
 from qkv.data.windows import Ints, Window
 from qkv.nn import IGNORE
 

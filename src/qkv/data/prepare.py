@@ -13,19 +13,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from qkv.config.data import DataConfig, LabelledDataConfig, ParallelDataConfig, Side, TextDataConfig
 from qkv.config.errors import ConfigError, QkvError, nearest
-from qkv.config.run import (
-    ClassifyObjectiveConfig,
-    Config,
-    DataConfig,
-    LabelledDataConfig,
-    ParallelDataConfig,
-    Side,
-    TextDataConfig,
-)
-from qkv.data.cache import TokenFiles, tokenise
+from qkv.config.objectives import ClassifyObjectiveConfig
+from qkv.config.run import Config
+from qkv.data.cache import TokenFiles, ends_of, tokenise
 from qkv.data.documents import read_pieces
-from qkv.data.records import Part, files_of, read_labels, read_side, read_texts
+from qkv.data.records import Part, check_sides, files_of, read_labels, read_side, read_texts
 from qkv.data.split import Spans, held_out, hold_out, hold_out_ends
 
 if TYPE_CHECKING:
@@ -71,12 +65,16 @@ class Corpus:
 
 @dataclass(frozen=True)
 class Pairs:
-    """Document d of `source` and document d of `target` belong together."""
+    """Document d of `source` and document d of `target` belong together.
+
+    start_ids: what targets begin with, where that is not the tokenizer's begin.
+    """
 
     unit: ClassVar[str] = "pairs"
 
     source: Corpus
     target: Corpus
+    start_ids: tuple[int, ...] = ()
 
     @property
     def num_documents(self) -> int:
@@ -90,7 +88,7 @@ class Pairs:
 
     def choose(self, chosen_D: Chosen) -> Pairs:
         """The pairs that are chosen, in their order."""
-        return Pairs(self.source.choose(chosen_D), self.target.choose(chosen_D))
+        return Pairs(self.source.choose(chosen_D), self.target.choose(chosen_D), self.start_ids)
 
 
 @dataclass(frozen=True)
@@ -241,14 +239,16 @@ def _divide_records(data: DataConfig, seed: int, read: Callable[[Part], _Records
 def _(data: ParallelDataConfig, config: Config, tokenizers: tuple[Tokenizer, Tokenizer], cache_dir: Path) -> Prepared:
     stacks = list(config.model.stacks.values())
     most_source, most_target = stacks[0].max_seq_len, stacks[-1].max_seq_len
+    start_ids = config.generation.start_ids or ()
 
-    def tokenised(part: Part, side: Side, tokenizer: Tokenizer) -> TokenFiles:
-        options = {**_options(data), "side": side}
-        return tokenise(files_of(data, part, side), read_side(data, part, side), options, tokenizer, cache_dir)
+    def tokenised(part: Part, side: Side, tokenizer: Tokenizer, start_ids: tuple[int, ...] = ()) -> TokenFiles:
+        files, texts = files_of(data, part, side), read_side(data, part, side)
+        return tokenise(files, texts, {**_options(data), "side": side}, tokenizer, cache_dir, start_ids)
 
     def read(part: Part) -> _Records:
-        files = tokenised(part, "source", tokenizers[0]), tokenised(part, "target", tokenizers[1])
-        pairs = Pairs(*map(_corpus, files))
+        check_sides(data, part)
+        files = tokenised(part, "source", tokenizers[0]), tokenised(part, "target", tokenizers[1], start_ids)
+        pairs = Pairs(_corpus(files[0]), _corpus(files[1]), start_ids)
         empty_D = _empty(files[0]) | _empty(files[1])
         # the decoder reads the target without its last token
         long_D = ~empty_D & ((pairs.source.sizes > most_source) | (pairs.target.sizes - 1 > most_target))
@@ -295,8 +295,7 @@ _PARTS: dict[Part, str] = {"train": "training", "validation": "validation"}
 
 def _empty(files: TokenFiles) -> Chosen:
     """Which documents have no token between their begin and end [D]."""
-    around = sum(files.manifest[key] is not None for key in ("begin_id", "end_id"))
-    return np.diff(files.offsets) <= around
+    return np.diff(files.offsets) <= sum(map(len, ends_of(files.manifest)))
 
 
 def _notes(what: str, *reasons: tuple[Chosen, str]) -> tuple[str, ...]:

@@ -10,8 +10,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+from qkv.config.data import DataConfig, LabelledDataConfig, ParallelDataConfig, Side, SideFiles
 from qkv.config.errors import QkvError, nearest
-from qkv.config.run import DataConfig, LabelledDataConfig, ParallelDataConfig, Side, SideFiles, spelled_label
+from qkv.config.objectives import spelled_label
 from qkv.data.documents import PIECE_CHARACTERS, Piece, json_record, lines_of, valid_text
 from qkv.tokenizer.text import BadBytes, chunks, normalize, read_blocks
 
@@ -39,17 +40,29 @@ def files_of(data: DataConfig, part: Part, side: Side | None = None) -> tuple[st
 
 
 def read_side(data: ParallelDataConfig, part: Part, side: Side) -> Iterator[Piece]:
-    """One side of all pairs, one document per pair.
-
-    Raises QkvError at once for two files, read side by side, that differ in lines; later for a line that is no pair
-    (file:line).
-    """
+    """One side of all pairs, one document per pair. Raises QkvError for a line that is no pair (file:line); that files
+    read side by side have equally many is for `check_sides` to say."""
     files = getattr(data, part)
     if isinstance(files, SideFiles):
-        _check_counts(files, data.bad_bytes)
         return _pieces(line for file in files_of(data, part, side) for line in lines_of(Path(file), data.bad_bytes))
     key = data.source_key if _side_in_files(data, side) == "source" else data.target_key
     return _pieces(_text(record, key, data) for file in files for record in _pair_records(Path(file), data))
+
+
+def check_sides(data: ParallelDataConfig, part: Part) -> None:
+    """Raise QkvError for two files, read side by side, that differ in lines: these belong together by their number
+    alone, so one more or less would shift all pairs after it."""
+    files = getattr(data, part)
+    if not isinstance(files, SideFiles):
+        return
+    for source, target in zip(files.source, files.target, strict=True):
+        counts = [count_lines(Path(file), data.bad_bytes) for file in (source, target)]
+        if counts[0] != counts[1]:
+            raise QkvError(
+                f"{source} has {counts[0]:,} lines and {target} has {counts[1]:,}: they do not belong together",
+                where=source if counts[0] > counts[1] else target,
+                hint='files with one line per pair; only "\\n" ends a line',
+            )
 
 
 def read_texts(data: LabelledDataConfig, part: Part) -> Iterator[Piece]:
@@ -75,18 +88,6 @@ def _side_in_files(data: DataConfig, side: Side) -> Side:
     if isinstance(data, ParallelDataConfig) and data.reverse:
         return "target" if side == "source" else "source"
     return side
-
-
-def _check_counts(files: SideFiles, bad_bytes: BadBytes) -> None:
-    """Lines belong together by their number alone, so one more or less would shift all pairs after it."""
-    for source, target in zip(files.source, files.target, strict=True):
-        counts = count_lines(Path(source), bad_bytes), count_lines(Path(target), bad_bytes)
-        if counts[0] != counts[1]:
-            raise QkvError(
-                f"{source} has {counts[0]:,} lines and {target} has {counts[1]:,}: they do not belong together",
-                where=source if counts[0] > counts[1] else target,
-                hint='files with one line per pair; only "\\n" ends a line',
-            )
 
 
 def count_lines(path: Path, bad_bytes: BadBytes = "replace") -> int:

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from qkv.config.errors import ConfigError
-from qkv.config.run import (
+from qkv.config.objectives import (
     ClassifyObjectiveConfig,
     DenoiseObjectiveConfig,
     ObjectiveConfig,
@@ -87,11 +87,13 @@ class Batch:
 
 class Rows(Protocol):
     """`count` rows of their own lengths. `costs_N` [N]: how many tokens each one adds to a step (target tokens; of
-    texts with a label, their tokens). `order_N` [N]: rows with neighbouring numbers are alike in length.
+    texts with a label, their tokens). `sizes_N` [N]: the tokens of its longer side. `order_N` [N]: rows with
+    neighbouring numbers are alike in length.
     """
 
     count: int
     costs_N: Ints
+    sizes_N: Ints
     order_N: Ints
 
     def batch(self, rows_B: Ints, keys_B: Keys) -> Batch:
@@ -155,10 +157,11 @@ class PairRows:
     """A source and its target per row: the decoder reads [begin] target and predicts target [end]."""
 
     def __init__(self, pairs: Pairs, tokenizer: Tokenizer) -> None:
-        _require_ends(tokenizer)
+        _require_ends(tokenizer, pairs.start_ids)
         self.pairs, self.padding_id = pairs, _padding_id(tokenizer)
         self.count = pairs.num_documents
         self.costs_N = pairs.target.sizes - 1
+        self.sizes_N = np.maximum(pairs.source.sizes, self.costs_N)
         self.order_N = _alike(pairs.source.sizes, self.costs_N)
 
     def batch(self, rows_B: Ints, keys_B: Keys) -> Batch:
@@ -204,6 +207,7 @@ class CorruptedRows:
         self.order_N = self.ends_N - self.starts_N
         sizes, which_N = np.unique(self.order_N, return_inverse=True)
         self.costs_N = np.array([corruption.target_size(size) + 1 for size in sizes.tolist()], np.int64)[which_N]
+        self.sizes_N = np.maximum(self.order_N + 2, self.costs_N)  # a corrupted source is no longer than its text
 
     def batch(self, rows_B: Ints, keys_B: Keys) -> Batch:
         sources, targets = [], []
@@ -230,7 +234,7 @@ class LabelledRows:
                 hint="a tokenizer trained here, or 0",
             )
         self.count = data.num_documents
-        self.costs_N = self.order_N = np.minimum(self.texts.sizes, max_seq_len)
+        self.costs_N = self.sizes_N = self.order_N = np.minimum(self.texts.sizes, max_seq_len)
 
     def batch(self, rows_B: Ints, keys_B: Keys) -> Batch:
         texts = [cut(self.texts.document(row), self.max_seq_len, self.end) for row in rows_B.tolist()]
@@ -314,8 +318,9 @@ def _padding_id(tokenizer: Tokenizer) -> int:
     return 0 if tokenizer.pad_id is None else tokenizer.pad_id
 
 
-def _require_ends(tokenizer: Tokenizer) -> tuple[int, int]:
-    begin, end = begin_id(tokenizer), end_id(tokenizer)
+def _require_ends(tokenizer: Tokenizer, start_ids: Sequence[int] = ()) -> tuple[int, int]:
+    """What a decoder starts with, first of all, and what ends its text."""
+    begin, end = start_ids[0] if start_ids else begin_id(tokenizer), end_id(tokenizer)
     if begin is None or end is None:
         raise ConfigError(
             "the tokenizer has no token that begins a text, or none that ends one: a decoder starts and stops by them",

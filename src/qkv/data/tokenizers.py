@@ -16,10 +16,12 @@ from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
+from qkv.config.data import DataConfig, LabelledDataConfig, ParallelDataConfig, Side
 from qkv.config.errors import ConfigError, QkvError
-from qkv.config.run import Config, DataConfig, LabelledDataConfig, ParallelDataConfig, Side, SpanObjectiveConfig
+from qkv.config.objectives import SpanObjectiveConfig
+from qkv.config.run import Config
 from qkv.data.documents import Piece, read_pieces
-from qkv.data.records import files_of, read_side, read_texts
+from qkv.data.records import check_sides, files_of, read_side, read_texts
 from qkv.tokenizer.text import open_file
 from qkv.tokenizer.tokenizer import Tokenizer
 
@@ -94,6 +96,8 @@ def tokenizer_for(config: Config, cache_dir: str | Path, side: Side | None = Non
             return Tokenizer.load(folder)
         except QkvError:  # damaged: made anew
             shutil.rmtree(folder, ignore_errors=True)
+    if isinstance(config.data, ParallelDataConfig):
+        check_sides(config.data, "train")  # before anything is learnt
     tokenizer = Tokenizer.train(texts, kind=wanted.kind, vocab_size=vocab_size, sentinels=sentinels)
     _keep(tokenizer, folder)
     return tokenizer

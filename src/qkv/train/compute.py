@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import shutil
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Literal
 
@@ -28,11 +29,13 @@ class Compute:
     compiled: bool
     why: tuple[str, ...]
 
-    def autocast(self) -> AbstractContextManager[object]:
+    @contextmanager
+    def forward_passes(self) -> Iterator[None]:
         """The context that forward passes run in."""
-        if self.dtype == torch.float32:
-            return nullcontext()
-        return torch.autocast(self.device.type, dtype=self.dtype)
+        plain = self.dtype == torch.float32
+        precision = nullcontext() if plain else torch.autocast(self.device.type, dtype=self.dtype)
+        with precision, _sizes_apart() if self.compiled else nullcontext():
+            yield
 
 
 def choose_compute(config: TrainConfig, network: Transformer, compiled: bool | None = None) -> Compute:
@@ -71,10 +74,19 @@ def _repays(config: TrainConfig, network: Transformer, device: torch.device) -> 
     return operations >= enough, f"auto: a run of {operations:.1e} operations {verdict} compiling"
 
 
+def _sizes_apart() -> AbstractContextManager[object]:
+    """Have the compiler take sizes that happen to be equal in the first batch (rows, source and target slots) for
+    different ones: else each coincidence would cost a graph, and a block may have only so many (`recompile_limit`)."""
+    from torch.fx.experimental import _config
+
+    return _config.patch(use_duck_shape=False)  # type: ignore[attr-defined, no-any-return]
+
+
 def compile_blocks(network: Transformer, *, one_shape: bool = True) -> None:
     """Compile the block once for all layers, and the head with its loss.
 
-    one_shape: all batches have the same shape, and code for it alone is fastest; otherwise for every shape at once.
+    one_shape: all batches have the same shape, and code for it alone is fastest; otherwise for every shape at once, but
+    for batches of one row, which are another graph. Forward passes run in `Compute.forward_passes`.
     """
     dynamic = None if one_shape else True
     for module in network.modules():

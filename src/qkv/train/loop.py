@@ -23,9 +23,10 @@ from torch import nn
 from qkv.checkpoint.store import find_checkpoint, load_checkpoint, read_tensors, save_checkpoint
 from qkv.config.errors import ConfigError, ConflictError, QkvError, UsageError
 from qkv.config.load import load_config
+from qkv.config.objectives import ClassifyObjectiveConfig
 from qkv.config.parts import ClassifierHeadConfig
 from qkv.config.paths import cache_folder
-from qkv.config.run import ClassifyObjectiveConfig, Config
+from qkv.config.run import Config
 from qkv.data.batches import BatchLoader, validation_batches
 from qkv.data.prepare import Prepared, prepare
 from qkv.data.rows import Batch
@@ -79,14 +80,21 @@ def fit(
         require_unused(place)
     tokenizer = tokenizer_for(config, cache_folder())
     source_tokenizer = tokenizer_for(config, cache_folder(), "source") if config.tokenizer.source else None
+    trainer = new_trainer(config, tokenizer, source_tokenizer, listener)
+    run = RunFolder.create(trainer.config, name, place, space=trainer.space)
+    return trainer.run_in(run)
+
+
+def new_trainer(
+    config: Config, tokenizer: Tokenizer, source_tokenizer: Tokenizer | None, listener: Listener | None
+) -> Trainer:
+    """A network before its first step, its weights drawn by `train.seed`, with the data prepared."""
     prepared = prepare(config, tokenizer, cache_folder() / "data", source_tokenizer=source_tokenizer)
     config = _sized(config, tokenizer, source_tokenizer, prepared.labels)
     generator = torch.Generator().manual_seed(config.train.seed)
     network = Transformer(config.model, generator=generator)
     compute = choose_compute(config.train, network)
-    trainer = Trainer(config, network, tokenizer, prepared, compute, listener, source_tokenizer)
-    run = RunFolder.create(config, name, place, space=trainer.space)
-    return trainer.run_in(run)
+    return Trainer(config, network, tokenizer, prepared, compute, listener, source_tokenizer)
 
 
 def resume(
@@ -283,7 +291,7 @@ class Trainer:
 
     def _forward(self, batch: Batch) -> Output:
         batch = batch.to(self.compute.device)
-        with self.compute.autocast():
+        with self.compute.forward_passes():
             output: Output = self.network(batch.inputs, labels=batch.labels, **batch.arguments)
         return output
 
@@ -300,7 +308,8 @@ class Trainer:
         self.network.eval()
         smoothing, self.network.label_smoothing = self.network.label_smoothing, 0.0
         total, count = 0.0, 0
-        # batches of many shapes would take up the graphs that the compiler keeps for training
+        # evaluated blocks are other graphs than trained ones: compiled for every shape, they cost more than they save,
+        # and take up what the compiler keeps for training
         eager = nullcontext() if self.loader.one_shape else torch.compiler.set_stance("force_eager")
         with eager:
             for batch in islice(batches, max_batches):

@@ -28,6 +28,8 @@ def write_report(run: Path) -> Path:
         names = ", ".join(path.name for path in checkpoints)
         lines.append(f"- checkpoints: {names}; best: {best_of(checkpoints).name}")
     environment = json.loads((run / "env.json").read_text(encoding="utf-8"))
+    if environment.get("started_from"):
+        lines.append(f"- started from the weights of {environment['started_from']}")
     versions = ", ".join(f"{name} {version}" for name, version in environment["packages"].items() if version)
     lines.append(f"- Python {environment['python']}, {versions}; seed {environment['seed']}")
     lines += ["", "The losses are nats per target token. `config.yaml` says what was trained and how.", ""]

@@ -30,10 +30,13 @@ class RunFolder:
         self.path = path
 
     @classmethod
-    def create(cls, config: Config, name: str, path: Path | None = None, space: int = 0) -> RunFolder:
+    def create(
+        cls, config: Config, name: str, path: Path | None = None, space: int = 0, started_from: Path | None = None
+    ) -> RunFolder:
         """A new run folder: `path` itself, or runs/<date>_<name>_<id>, to which runs/latest then points.
 
-        Raises ConflictError where something is there already, QkvError where the disk lacks `space` bytes.
+        started_from: the model whose weights the run begins with, if any. Raises ConflictError where something is there
+        already, QkvError where the disk lacks `space` bytes.
         """
         chosen = path or Path("runs") / f"{datetime.now():%Y-%m-%d_%H%M%S}_{name}_{secrets.token_hex(2)}"
         require_unused(chosen)
@@ -42,7 +45,8 @@ class RunFolder:
             (chosen / "checkpoints").mkdir(parents=True)
             (chosen / "samples").mkdir()
             (chosen / "config.yaml").write_text(config.to_yaml(), encoding="utf-8")
-            (chosen / "env.json").write_text(json.dumps(environment(config), indent=1) + "\n", encoding="utf-8")
+            told = environment(config) | {"started_from": str(started_from) if started_from else None}
+            (chosen / "env.json").write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
             if path is None:
                 _point_latest(chosen)
         except OSError as error:

@@ -61,7 +61,7 @@ def _continuation(network: Transformer, tokenizer: Tokenizer) -> str | None:
 def _translations(network: Transformer, pairs: Pairs, tokenizer: Tokenizer, source_tokenizer: Tokenizer) -> str:
     numbers = range(min(PAIRS, pairs.num_documents))
     sources = [pairs.source.document(number).tolist() for number in numbers]
-    written = greedy(network, sources, tokenizer)
+    written = greedy(network, sources, tokenizer, pairs.start_ids)
     parts = []
     for number, source, text in zip(numbers, sources, written, strict=True):
         reference = tokenizer.decode(pairs.target.document(number).tolist())

@@ -1,0 +1,134 @@
+"""What a model can learn from: files, and which texts they hold."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import ValidationInfo, field_validator, model_validator
+from pydantic_core import PydanticCustomError
+
+from qkv.config.base import Kinds, Node, Part, contradiction
+
+Files = tuple[str, ...]
+Side = Literal["source", "target"]
+
+
+class SideFiles(Node):
+    """Files whose lines belong together: line n of the sources to line n of the targets."""
+
+    source: Files = ()
+    target: Files = ()
+
+    @field_validator("source", "target", mode="before")
+    @classmethod
+    def _one_file_is_a_list(cls, files: Any) -> Any:
+        return _listed(files)
+
+    @model_validator(mode="after")
+    def _side_by_side(self) -> Self:
+        hint = {"hint": "{source: [FILE], target: [FILE]}"}
+        for side, files in (("source", self.source), ("target", self.target)):
+            if not files:
+                raise PydanticCustomError("sides", "there are no {side} files", {"side": side, **hint})
+        if len(self.source) != len(self.target):
+            raise PydanticCustomError("sides", "there are not as many source files as target files", hint)
+        return self
+
+
+def _listed(files: Any) -> Any:
+    """One file is a list of one."""
+    return (files,) if isinstance(files, str) else files
+
+
+class DataConfig(Part):
+    """Files to learn from. `validation` is a fraction of the documents held out, or files of the same kind.
+
+    `bad_bytes`: what to do with bytes that are not UTF-8: stop with file and offset, replace by U+FFFD, or drop them.
+    """
+
+    train: Files | SideFiles = ()
+    validation: float | Files | SideFiles = 0.02
+    bad_bytes: Literal["error", "replace", "drop"] = "error"
+
+    @field_validator("train", "validation", mode="before")
+    @classmethod
+    def _files(cls, files: Any, info: ValidationInfo) -> Any:
+        """One form of files at a time, so that an error speaks of the form that was meant."""
+        files = _listed(files)
+        if isinstance(files, SideFiles | Mapping):
+            if issubclass(cls, ListedDataConfig):
+                raise contradiction(
+                    "data.kind",
+                    f"data.{info.field_name}",
+                    "only parallel data have a source and a target",
+                    "data.kind=parallel",
+                )
+            return SideFiles.model_validate(files)
+        if isinstance(files, list | tuple) and all(isinstance(file, str) for file in files):
+            return files
+        if info.field_name == "train":
+            raise PydanticCustomError("files", "expected a file or a list of files")
+        if not isinstance(files, int | float) or isinstance(files, bool) or not 0 <= files < 1:
+            raise PydanticCustomError("fraction", "expected a fraction from 0 to below 1, or files")
+        return files
+
+
+class ListedDataConfig(DataConfig):
+    """Data that are one list of files."""
+
+    train: Files = ()
+    validation: float | Files = 0.02
+
+
+class TextDataConfig(ListedDataConfig):
+    """Plain text: one document per file, per line, or per paragraph."""
+
+    kind: Literal["text"] = "text"
+    split: Literal["file", "lines", "blank-lines"] = "file"
+
+
+class JsonlDataConfig(ListedDataConfig):
+    """One JSON object per line; its `key` is the document."""
+
+    kind: Literal["jsonl"] = "jsonl"
+    key: str = "text"
+
+
+class ParallelDataConfig(DataConfig):
+    """Pairs of a source and a target: two lists of files, line by line, or TSV (source, tab, target) and JSONL files,
+    whose keys are `source_key` and `target_key`. `reverse` exchanges the sides of every pair.
+
+    Pairs with an empty side, or one that the model's context does not hold, are left out, and their number is said.
+    """
+
+    kind: Literal["parallel"] = "parallel"
+    source_key: str = "source"
+    target_key: str = "target"
+    reverse: bool = False
+
+    @model_validator(mode="after")
+    def _two_keys(self) -> Self:
+        if self.source_key == self.target_key:
+            raise contradiction("data.source_key", "data.target_key", "they are the same key", "two keys")
+        return self
+
+
+class LabelledDataConfig(ListedDataConfig):
+    """Texts with a label: TSV or CSV files with a header, or JSONL; `text_key` and `label_key` name their columns.
+
+    A text longer than the model's context is cut, and the number of those is said.
+    """
+
+    kind: Literal["labelled"] = "labelled"
+    text_key: str = "text"
+    label_key: str = "label"
+
+    @model_validator(mode="after")
+    def _two_keys(self) -> Self:
+        if self.text_key == self.label_key:
+            raise contradiction("data.text_key", "data.label_key", "they are the same key", "two keys")
+        return self
+
+
+Data = Annotated[DataConfig, Kinds(TextDataConfig, JsonlDataConfig, ParallelDataConfig, LabelledDataConfig)]

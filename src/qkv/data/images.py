@@ -1,0 +1,113 @@
+"""From an image file to what an image encoder reads.
+
+Shapes: C channels, H and W height and width in pixels.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from qkv.config.errors import DamagedError, QkvError, UsageError
+from qkv.tokenizer.text import open_file
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "PPM")
+"""What is read; Pillow's other readers are rarely met, and some start other programs."""
+MAX_PIXELS = 2**26
+"""Of a file: 256 MB when unpacked. A small file can promise far more."""
+
+_EIGHT_BITS = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "LAB", "HSV")
+"""Pillow's names for images of at most 8 bits a channel."""
+
+
+def read_image(
+    path: str | Path,
+    size: int | tuple[int, int],
+    *,
+    channels: int = 3,
+    mean: float | Sequence[float] = 0.5,
+    std: float | Sequence[float] = 0.5,
+) -> Tensor:
+    """An image file as float32 [C, H, W]: its largest centred part of the wanted shape, resized to it (bicubic, with
+    smoothing where it shrinks), from 0 .. 1, minus `mean`, over `std`.
+
+    size: height and width, or one number for both. channels: 3 (RGB) or 1 (grey); what is transparent shows the colour
+    it has, and of an animation the first frame is read. mean, std: one number, or one for each channel. The camera's
+    note of how it was held is followed.
+
+    Raises NotFoundError, DamagedError, QkvError for a file that is no image of `FORMATS`, has more than 8 bits a
+    channel or more than `MAX_PIXELS`, and UsageError where Pillow is not installed.
+    """
+    height, width = (size, size) if isinstance(size, int) else size
+    if min(height, width) < 1 or height * width > MAX_PIXELS:
+        raise UsageError(f"`size` is a height and width of at most {MAX_PIXELS:,} pixels, not {size!r}")
+    if channels not in (1, 3):
+        raise UsageError(f"an image file is read as 3 channels (RGB) or 1 (grey), not {channels!r}")
+    mean_C11, std_C11 = _per_channel("mean", mean, channels), _per_channel("std", std, channels)
+    if not (std_C11 > 0).all():
+        raise UsageError(f"`std` divides, so it is above 0, not {std!r}")
+    image = _decode(Path(path), "L" if channels == 1 else "RGB")
+    pixels = np.asarray(_fitted(image, height, width)).reshape(height, width, channels)
+    return (torch.from_numpy(pixels / np.float32(255)).permute(2, 0, 1) - mean_C11) / std_C11
+
+
+def _decode(path: Path, mode: str) -> Image.Image:
+    """The whole image, upright, in this mode of Pillow's."""
+    try:
+        from PIL import Image, ImageOps, UnidentifiedImageError
+    except ImportError:
+        raise UsageError(
+            "images are read by the package `pillow`, which is not installed", hint='pip install "qkv[vision]"'
+        ) from None
+    too_large = f"the image has more than {MAX_PIXELS:,} pixels"
+    with open_file(path, decompress=False) as file, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of Pillow's own limit and of odd metadata
+        try:
+            image = Image.open(cast("IO[bytes]", file), formats=FORMATS)
+            if image.width * image.height > MAX_PIXELS:
+                raise QkvError(too_large, where=str(path), hint="a smaller copy of it")
+            if image.mode not in _EIGHT_BITS:
+                raise QkvError(
+                    f"an image of mode {image.mode} is not supported; 8 bits a channel are",
+                    where=str(path),
+                    hint="a copy of it with 8 bits a channel",
+                )
+            if 0 in image.size:
+                raise DamagedError("the image has no pixels", where=str(path))
+            ImageOps.exif_transpose(image, in_place=True)
+            return image if image.mode == mode else image.convert(mode)
+        except QkvError:
+            raise
+        except Image.DecompressionBombError:
+            raise QkvError(too_large, where=str(path), hint="a smaller copy of it") from None
+        except UnidentifiedImageError:
+            raise QkvError(f"the file is no image of {', '.join(FORMATS)}", where=str(path)) from None
+        except Exception as error:  # whatever a reader makes of broken bytes
+            raise DamagedError(f"the image is damaged: {error}", where=str(path)) from error
+
+
+def _fitted(image: Image.Image, height: int, width: int) -> Image.Image:
+    """The largest centred part of this shape, resized: as if the whole were resized and then cut, but a long strip
+    needs no more memory than another image."""
+    from PIL import Image
+
+    scale = min(image.height / height, image.width / width)
+    left, top = max(image.width - width * scale, 0) / 2, max(image.height - height * scale, 0) / 2
+    box = (left, top, image.width - left, image.height - top)
+    return image.resize((width, height), Image.Resampling.BICUBIC, box=box)
+
+
+def _per_channel(name: str, given: float | Sequence[float], channels: int) -> Tensor:
+    numbers = torch.tensor([given] * channels if isinstance(given, int | float) else list(given), dtype=torch.float32)
+    if numbers.numel() != channels or not numbers.isfinite().all():
+        raise UsageError(f"`{name}` is one number, or one for each of {channels} channels, not {given!r}")
+    return numbers[:, None, None]

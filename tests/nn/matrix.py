@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from qkv.config.model import ModelConfig
-from qkv.nn import Attention, Transformer, use_kernel
+from qkv.nn import Attention, RMSNorm, Transformer, use_kernel
 from qkv.nn.kernels import KernelName, TiledKernel
 
 VOCABULARY = 23
@@ -38,20 +38,32 @@ AXES: dict[str, tuple[str, ...]] = {
     "family": ("encoder-decoder", "decoder", "encoder"),
     "source": ("ids", "wide-ids", "features"),
     "tie": ("untied", "tied-head", "tied-source", "tied-all"),
-    "position": ("none", "sinusoidal", "learned", "rope-half", "rope-interleaved", "rope-partial"),
-    "norm": ("layernorm", "rmsnorm", "none"),
+    "position": (
+        "none",
+        "sinusoidal",
+        "learned",
+        "rope-half",
+        "rope-interleaved",
+        "rope-partial",
+        "rope-yarn",
+        "rope-dynamic",
+        "relative",
+    ),
+    "norm": ("layernorm", "rmsnorm", "rmsnorm-offset", "none"),
     "placement": ("pre", "post", "sandwich", "output"),
     "heads": ("mha", "gqa", "mqa"),
     "head_dim": ("even-share", "own", "own-2-mod-4"),
-    "bias": ("no-bias", "bias", "qkv-bias"),
+    "bias": ("no-bias", "bias", "qkv-bias", "qvo-bias"),
     "qk_norm": ("qk-plain", "qk-per-head", "qk-full"),
-    "feed_forward": ("swiglu", "geglu", "relu", "gelu", "gelu_tanh"),
+    "scores": ("scores", "scaled-scores", "capped-scores"),
+    "feed_forward": ("swiglu", "geglu", "geglu_tanh", "relu", "gelu", "gelu_tanh", "silu"),
+    "parallel": ("in-turn", "one-norm", "two-norms"),
     "residual": ("residual", "no-residual"),
     "window": ("global", "window"),
     "kernel": ("math", "tiled", "sdpa"),
-    "embedding": ("bare", "scaled", "normed", "segments"),
+    "embedding": ("bare", "scaled", "normed", "segments", "factorised"),
     "cache": ("growing", "static"),
-    "layers": ("uniform", "mixed"),
+    "layers": ("uniform", "mixed", "shared"),
 }
 """Axis -> its options. `source` is what the encoder reads, where there is one."""
 
@@ -72,14 +84,31 @@ RULES: dict[str, Callable[[dict[str, str]], bool]] = {
         o.get("tie") == "tied-head" and o.get("family") == "encoder" and o.get("source") == "features"
     ),
     "features have no segments": lambda o: o.get("embedding") == "segments" and o.get("source") == "features",
+    "a block with a source is not parallel": lambda o: (
+        o.get("parallel") in ("one-norm", "two-norms") and o.get("family") == "encoder-decoder"
+    ),
+    "two norms stand before two functions": lambda o: (
+        o.get("parallel") == "two-norms" and o.get("placement") in ("post", "output")
+    ),
+    "a language model's head reads the stream, not a factorised embedding": lambda o: (
+        o.get("embedding") == "factorised"
+        and (
+            o.get("tie") == "tied-all"
+            or (o.get("tie") == "tied-head" and o.get("family") in ("decoder", "encoder-decoder"))
+        )
+    ),
     "a decoder reads tokens": lambda o: o.get("family") == "decoder" and o.get("source") == "features",
 }
 """What the configuration refuses, by why: whether (partial) options break the rule."""
 
-USELESS: Callable[[dict[str, str]], bool] = lambda o: (  # noqa: E731
-    o.get("source") == "wide-ids" and o.get("family") in ("decoder", "encoder")
-)
-"""Valid and without meaning: there is only one stack, so none is wider than the other."""
+
+def is_useless(o: dict[str, str]) -> bool:
+    """Whether (partial) options are valid and without meaning: with only one stack, none is wider than the other. Or
+    are valid nowhere, each meaning another number of stacks."""
+    one = o.get("family") in ("decoder", "encoder") or o.get("parallel") in ("one-norm", "two-norms")
+    return one and (
+        o.get("source") == "wide-ids" or ("family" not in o and o.get("tie") in ("tied-source", "tied-all"))
+    )
 
 
 def broken_rules(options: dict[str, str]) -> list[str]:
@@ -89,7 +118,7 @@ def broken_rules(options: dict[str, str]) -> list[str]:
 
 def is_meant(options: dict[str, str]) -> bool:
     """Whether (partial) options are valid and mean something."""
-    return not broken_rules(options) and not USELESS(options)
+    return not broken_rules(options) and not is_useless(options)
 
 
 @dataclass(frozen=True)
@@ -139,11 +168,21 @@ def tree_of(options: dict[str, str]) -> dict[str, Any]:
         position["layout"] = "interleaved"
     if options["position"] == "rope-partial":
         position["fraction"] = 0.5
+    if options["position"] == "rope-yarn":
+        position["scaling"] = {"kind": "yarn", "factor": 4.0, "original_max_seq_len": 6}
+    if options["position"] == "rope-dynamic":
+        position["scaling"] = {"kind": "dynamic", "factor": 4.0, "original_max_seq_len": MAX_SEQ_LEN}
+    if options["position"] == "learned":
+        position["offset"] = 2
+    norm: dict[str, Any] = {"kind": options["norm"].split("-")[0], "placement": options["placement"]}
+    if options["norm"] == "rmsnorm-offset":
+        norm |= {"unit_offset": True, "rounding": "after-weight"}
     embedding = {
         "bare": {},
         "scaled": {"scale": "sqrt-d-model"},
         "normed": {"norm": True},
         "segments": {"num_segments": 2},
+        "factorised": {"width": 12},
     }
     tree: dict[str, Any] = {
         "family": options["family"],
@@ -152,17 +191,21 @@ def tree_of(options: dict[str, str]) -> dict[str, Any]:
         "d_model": 16,
         "num_layers": 2,
         "position": position,
-        "norm": {"kind": options["norm"], "placement": options["placement"]},
+        "norm": norm,
         "attention": {
             "num_heads": 4,
             "num_kv_heads": {"mha": 4, "gqa": 2, "mqa": 1}[options["heads"]],
             "head_dim": {"even-share": None, "own": 8, "own-2-mod-4": 6}[options["head_dim"]],
-            "bias": {"no-bias": False, "bias": True, "qkv-bias": "qkv"}[options["bias"]],
+            "bias": {"no-bias": False, "bias": True, "qkv-bias": "qkv", "qvo-bias": "qvo"}[options["bias"]],
+            "scale": 0.4 if options["scores"] == "scaled-scores" else None,
+            "softcap": 2.0 if options["scores"] == "capped-scores" else None,
             "qk_norm": options["qk_norm"].removeprefix("qk-").replace("plain", "none"),
             "window": 3 if options["window"] == "window" else None,
         },
         "feed_forward": {"kind": options["feed_forward"], "d_ff": 20, "bias": options["bias"] == "bias"},
+        "parallel": options["parallel"].replace("in-turn", "none"),
         "residual": {"kind": "plain" if options["residual"] == "residual" else "none"},
+        "share_layers": options["layers"] == "shared",
         "embedding": embedding[options["embedding"]],
         "tie_embeddings": {
             "untied": "none",
@@ -176,6 +219,8 @@ def tree_of(options: dict[str, str]) -> dict[str, Any]:
             {"attention": {"window": 2}},
             {"position": {"kind": "none"}, "attention": {"window": None}, "feed_forward": {"d_ff": 12}},
         ]
+    if options["scores"] == "capped-scores" and options["family"] != "encoder":
+        tree["head"] = {"kind": "language-model", "scale": "rsqrt-d-model", "softcap": 9.0}
     features = {"input": {"kind": "features", "width": 5}}
     if options["family"] == "encoder-decoder":
         encoder: dict[str, Any] = {"num_layers": 1} if options["residual"] == "no-residual" else {}
@@ -241,15 +286,16 @@ FEATURES = [case for case in CASES if case.reads_features]
 
 
 def redraw(network: Transformer, inputs: Inputs, seed: int = 0) -> None:
-    """Draw all parameters so that every one matters: biases are not 0, norms are not 1, attention is sharp, and each
-    matrix ignores what all tokens of these inputs share and gives them a spread of about 1, however deep it stands and
-    whatever is absent. (Without residual connections, all tokens would soon be one vector.)
+    """Draw all parameters so that every one matters: biases are not 0, norms do not multiply by 1, attention is sharp,
+    and each matrix ignores what all tokens of these inputs share and gives them a spread of about 1, however deep it
+    stands and whatever is absent. (Without residual connections, all tokens would soon be one vector.)
     """
     generator = torch.Generator().manual_seed(seed)
+    from_0 = {module.weight for module in network.modules() if isinstance(module, RMSNorm) and module.unit_offset}
     with torch.no_grad():
         for name, parameter in network.named_parameters():
             parameter.normal_(0.0, 1.0 if parameter.dim() > 1 else 0.3, generator=generator)
-            if parameter.dim() == 1 and not name.endswith("bias"):
+            if parameter.dim() == 1 and not name.endswith("bias") and parameter not in from_0:
                 parameter.add_(1.0)
 
     def calibrate(module: nn.Module, args: tuple[Tensor, ...], out: Tensor) -> Tensor:

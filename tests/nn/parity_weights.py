@@ -19,10 +19,13 @@ PROJECTIONS = ("query", "key", "value")
 
 
 def randomise(oracle: nn.Module, std: float = 0.25) -> nn.Module:
-    """Give every parameter a value that would be missed: biases off 0, norm weights off 1, padding rows filled."""
+    """Give every parameter a value that would be missed: biases off 0, norm weights off 1, padding rows filled. What is
+    never trained stays: it is a table that qkv computes."""
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for name, parameter in oracle.named_parameters():
+            if not parameter.requires_grad:
+                continue
             parameter.normal_(0.0, std, generator=generator)
             if parameter.dim() == 1 and name.endswith("weight"):
                 parameter.add_(1.0)

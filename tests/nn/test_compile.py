@@ -157,6 +157,48 @@ def test_compiled_decoding_of_unequal_prompts_equals_eager() -> None:
 
 # --- training, other kernels, real code -------------------------------------------------------------------------------
 
+PARTS: dict[str, dict[str, Any]] = {
+    "relative": {"position": {"kind": "relative"}},
+    "longrope": {
+        "position": {
+            "kind": "rope",
+            "scaling": {
+                "kind": "longrope",
+                "short_factor": [1.0, 2.0],
+                "long_factor": [2.0, 3.0],
+                "original_max_seq_len": 5,
+            },
+        }
+    },
+    "parallel": {"parallel": "two-norms"},
+    "shared": {"share_layers": True},
+    "softcap": {"attention": {"num_heads": 4, "softcap": 2.0}},
+}
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_a_part_of_any_kind_is_in_one_graph_forward_and_backward(part: str) -> None:
+    net = network("decoder", layers=[{}], **PARTS[part])
+    twin = copy.deepcopy(net)
+    fast, counter = compiled(twin)
+    inputs, labels = inputs_of("decoder", 7), ids_of(2, 7, seed=5)
+    with torch.enable_grad():
+        for run in (net, fast):
+            run(**inputs, labels=labels).loss_sum.backward()
+    assert counter.frame_count == 1
+    for (name, parameter), other in zip(net.named_parameters(), twin.parameters(), strict=True):
+        assert parameter.grad is not None, name
+        torch.testing.assert_close(other.grad, parameter.grad, rtol=1e-4, atol=1e-5)
+
+
+def test_compiled_decoding_with_relative_positions_equals_eager() -> None:
+    net = network("decoder", layers=[{}], position={"kind": "relative"})
+    fast, counter = compiled(net)
+    inputs = inputs_of("decoder", 6)
+    expected = continued(net, net.new_cache(2, 40), inputs, steps=8)
+    assert_equal(continued(fast, net.new_cache(2, 40), inputs, steps=8), expected)
+    assert counter.frame_count <= 2
+
 
 @FAMILIES
 def test_a_compiled_step_has_the_gradients_of_the_eager_one(family: str) -> None:

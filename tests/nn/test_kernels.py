@@ -13,8 +13,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from qkv.config.model import ModelConfig
 from qkv.nn import Attention, Transformer
-from qkv.nn.kernels import Kernel, MathKernel, SdpaKernel, TiledKernel, new_kernel, use_kernel
-from qkv.nn.kernels.base import say_fallback
+from qkv.nn.bias import Bias
+from qkv.nn.kernels import Kernel, MathKernel, SdpaKernel, TiledKernel, base, new_kernel, use_kernel
 from qkv.nn.mask import Causal, Documents, Mask, Padding, Prefix, Rule, Window
 
 from .matrix import one_thread  # noqa: F401
@@ -92,12 +92,27 @@ def draw(mask: Mask, heads: int = 4, kv_heads: int = 2, dtype: torch.dtype = tor
     return tuple(torch.randn(B, *shape, generator=generator, dtype=torch.float64).to(dtype) for shape in shapes)
 
 
-def reference(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float = SCALE) -> Tensor:
-    """softmax(q k^T scale) v over what the mask allows, in float64; 0 for a query that may attend to nothing."""
+def reference(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Mask,
+    scale: float = SCALE,
+    dropout: float = 0.0,
+    bias: Bias | None = None,
+    softcap: float | None = None,
+) -> Tensor:
+    """softmax(cap(q k^T scale) + bias) v over what the mask allows, in float64; 0 for a query that may attend to
+    nothing."""
     q, k, v = q.double(), k.double(), v.double()
     group = q.shape[1] // k.shape[1]
     k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
     scores = torch.einsum("bhtd,bhsd->bhts", q, k) * scale
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
+    if isinstance(bias, Slope):
+        slots = mask.q_slots.expand(B, -1)[:, None, :, None]
+        scores = scores + bias.weight[None, :, None, None].double() * (torch.arange(mask.num_keys) - slots)
     scores = scores.masked_fill(~mask.tensor(), float("-inf"))
     largest = scores.detach().amax(-1, keepdim=True).clamp(min=-1e300)
     weights = (scores - largest).exp()
@@ -105,10 +120,26 @@ def reference(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float = SCALE)
     return torch.einsum("bhts,bhse->bhte", weights / torch.where(total == 0, 1.0, total), v)
 
 
-def with_gradients(function: Callable[..., Tensor], qkv: tuple[Tensor, ...], mask: Mask) -> tuple[Tensor, ...]:
-    """Output, and the gradients of queries, keys and values for a random gradient of the output."""
+class Slope(Bias):
+    """A number for each head times the distance from query to key."""
+
+    def values(self, weight: Tensor, q_BT1: Tensor, k_11S: Tensor) -> Tensor:
+        return weight[None, :, None, None] * (k_11S - q_BT1).unsqueeze(1)
+
+
+def slope(heads: int = 4, dtype: torch.dtype = torch.float64) -> Slope:
+    return Slope(torch.randn(heads, generator=torch.Generator().manual_seed(2), dtype=torch.float64).to(dtype) / 3)
+
+
+def with_gradients(
+    function: Callable[..., Tensor], qkv: tuple[Tensor, ...], mask: Mask, bias: Bias | None = None, **options: Any
+) -> tuple[Tensor, ...]:
+    """Output, and the gradients of queries, keys, values and a bias for a random gradient of the output."""
     leaves = [tensor.clone().requires_grad_(True) for tensor in qkv]
-    out = function(*leaves, mask, SCALE)
+    if bias is not None:
+        leaves.append(bias.weight.clone().requires_grad_(True))
+        options["bias"] = type(bias)(leaves[3])
+    out = function(*leaves[:3], mask, SCALE, **options)
     d_out = torch.randn(out.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(out.dtype)
     return out.detach(), *torch.autograd.grad(out, leaves, d_out)
 
@@ -136,6 +167,46 @@ def test_a_kernel_gives_the_gradients_of_attention(kernel: Kernel, mask: Mask) -
     qkv = draw(mask)
     for actual, expected in zip(with_gradients(kernel, qkv, mask), with_gradients(reference, qkv, mask), strict=True):
         assert_close(actual, expected, 1e-12)
+
+
+@every_kernel
+@every_mask
+@pytest.mark.parametrize("softcap", [None, 0.8], ids=["bias", "bias-and-cap"])
+def test_a_kernel_adds_a_bias_and_gives_its_gradient(kernel: Kernel, mask: Mask, softcap: float | None) -> None:
+    qkv, options = draw(mask), {"softcap": softcap}
+    expected = with_gradients(reference, qkv, mask, slope(), **options)
+    for actual, wanted in zip(with_gradients(kernel, qkv, mask, slope(), **options), expected, strict=True):
+        assert_close(actual, wanted, 1e-12)
+    assert_close(kernel(*qkv, mask, SCALE, 0.0, slope(), softcap), expected[0], 1e-12)  # no gradient is wanted
+
+
+@every_kernel
+@pytest.mark.parametrize("name", ["nothing-hidden", "causal", "causal-end", "everything-at-once"])
+def test_a_kernel_caps_scores(kernel: Kernel, name: str) -> None:
+    mask = MASKS[name]
+    qkv = draw(mask)
+    expected = with_gradients(reference, qkv, mask, softcap=0.8)
+    assert float((expected[0] - reference(*qkv, mask)).abs().max()) > 0.01
+    for actual, wanted in zip(with_gradients(kernel, qkv, mask, softcap=0.8), expected, strict=True):
+        assert_close(actual, wanted, 1e-12)
+
+
+@every_kernel
+@pytest.mark.parametrize("frozen", [False, True], ids=["learned", "frozen"])
+def test_a_bias_for_grouped_heads_in_half_precision(kernel: Kernel, frozen: bool) -> None:
+    mask, bias = MASKS["causal-window-by-row"], slope(6, torch.bfloat16)
+    bias.weight.requires_grad_(not frozen)
+    qkv = draw(mask, 6, 2, dtype=torch.bfloat16)
+    out = kernel(*qkv, mask, SCALE, 0.0, bias)
+    assert out.dtype == torch.bfloat16
+    assert_close(out.detach(), reference(*qkv, mask, bias=bias).detach(), 3e-2)
+
+
+def test_a_bias_becomes_a_tensor_once_for_all_masks_of_the_same_slots() -> None:
+    bias, slots = slope(), torch.arange(8)
+    first, second = (Mask(rule, slots, 8, aligned=True) for rule in (Causal(), Causal() & Window(3)))
+    assert bias.tensor(first) is bias.tensor(second)
+    assert bias.tensor(MASKS["causal-end"]).shape == (1, 4, 3, 10)
 
 
 @every_kernel
@@ -227,12 +298,13 @@ def test_what_stands_in_padding_reaches_no_output_and_no_gradient(kernel: Kernel
     lengths = torch.tensor([0, 8]) if name == "one-row-empty" else LENGTHS
     empty = (torch.arange(mask.num_keys) >= lengths[:, None])[:, None, :, None]
     q, k, v = draw(mask)
-    clean = with_gradients(kernel, (q, k, v), mask)
-    dirty = with_gradients(kernel, (q, k.masked_fill(empty, rubbish), v.masked_fill(empty, rubbish)), mask)
-    for actual, expected in zip(dirty, clean, strict=True):
-        assert torch.equal(actual, expected)
-    for gradient in dirty[2:]:
-        assert (gradient.masked_select(empty) == 0).all()
+    for bias in (None, slope()):
+        clean = with_gradients(kernel, (q, k, v), mask, bias)
+        dirty = with_gradients(kernel, (q, k.masked_fill(empty, rubbish), v.masked_fill(empty, rubbish)), mask, bias)
+        for actual, expected in zip(dirty, clean, strict=True):
+            assert torch.equal(actual, expected)
+        for gradient in dirty[2:4]:
+            assert (gradient.masked_select(empty) == 0).all()
 
 
 @every_kernel
@@ -287,12 +359,13 @@ class LargestTensor(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("rule", [None, Causal(), Causal() & Window(20)], ids=["none", "causal", "window"])
-def test_the_tiled_kernel_never_holds_all_scores(rule: Rule | None) -> None:
+@pytest.mark.parametrize("bias", [None, slope()], ids=["", "bias"])
+def test_the_tiled_kernel_never_holds_all_scores(rule: Rule | None, bias: Bias | None) -> None:
     length, tile = 96, 16
     mask = Mask.square(rule, length, torch.device("cpu"))
     qkv = draw(mask)
     with LargestTensor() as seen:
-        with_gradients(TiledKernel(tile), qkv, mask)
+        with_gradients(TiledKernel(tile), qkv, mask, bias)
     assert seen.largest <= B * 4 * max(length * D, tile * tile)
     with LargestTensor() as seen:
         with_gradients(MathKernel(), qkv, mask)
@@ -329,20 +402,43 @@ class _Given(Rule):
         return self.allowed_BTS
 
 
-def test_what_a_kernel_cannot_do_it_leaves_to_math_and_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
+LEARNED = Slope(torch.ones(4, dtype=torch.float64, requires_grad=True))
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "feature"),
+    [
+        ("tiled", {"dropout": 0.5}, "dropout"),
+        ("tiled", {"softcap": 2.0}, "soft cap"),
+        ("sdpa", {"softcap": 2.0}, "soft cap"),
+        ("sdpa", {"bias": LEARNED}, "gradient of a learned bias"),
+    ],
+)
+def test_what_a_kernel_cannot_do_it_leaves_to_math_and_says_so_once(
+    name: Any, options: dict[str, Any], feature: str, caplog: pytest.LogCaptureFixture
+) -> None:
     mask = MASKS["causal"]
     qkv = draw(mask)
-    say_fallback.cache_clear()
+    base._say.cache_clear()
     with caplog.at_level(logging.WARNING, logger="qkv"):
         torch.manual_seed(1)
-        tiled = TiledKernel(2)(*qkv, mask, SCALE, 0.5)
-        TiledKernel(2)(*qkv, mask, SCALE, 0.5)
+        out = new_kernel(name)(*qkv, mask, SCALE, **options)
+        new_kernel(name)(*qkv, mask, SCALE, **options)
     torch.manual_seed(1)
-    assert torch.equal(tiled, MathKernel()(*qkv, mask, SCALE, 0.5))
+    assert torch.equal(out, MathKernel()(*qkv, mask, SCALE, **options))
     (record,) = caplog.records
-    assert "tiled" in record.getMessage()
-    assert "dropout" in record.getMessage()
-    assert "math" in record.getMessage()
+    for word in (name, feature, "math"):
+        assert word in record.getMessage()
+
+
+def test_a_bias_that_learns_nothing_is_no_reason_to_leave_a_kernel(caplog: pytest.LogCaptureFixture) -> None:
+    base._say.cache_clear()
+    with caplog.at_level(logging.WARNING, logger="qkv"):
+        for kernel in (SdpaKernel(), TiledKernel()):
+            kernel(*draw(MASKS["causal"]), MASKS["causal"], SCALE, 0.0, slope())
+        with torch.no_grad():
+            SdpaKernel()(*draw(MASKS["causal"]), MASKS["causal"], SCALE, 0.0, LEARNED)
+    assert caplog.records == []
 
 
 # --- choosing one -----------------------------------------------------------------------------------------------------

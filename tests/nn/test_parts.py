@@ -12,6 +12,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from transformers.models.gemma3.modeling_gemma3 import Gemma3RMSNorm
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
+from transformers.models.marian.modeling_marian import MarianSinusoidalPositionalEmbedding
+from transformers.models.olmo2.modeling_olmo2 import Olmo2RMSNorm
+from transformers.models.t5.modeling_t5 import T5LayerNorm
+from transformers.models.whisper.modeling_whisper import sinusoids
 
 from qkv.config.errors import ConfigError, UsageError
 from qkv.config.model import ModelConfig
@@ -25,7 +31,19 @@ from qkv.config.parts import (
     SinusoidalConfig,
     StandardAttentionConfig,
 )
-from qkv.nn import IGNORE, Attention, Dims, FeedForward, Output, Stack, Sublayer, Transformer, build
+from qkv.nn import (
+    IGNORE,
+    Attention,
+    Dims,
+    FeedForward,
+    Output,
+    RMSNorm,
+    Stack,
+    Sublayer,
+    Transformer,
+    build,
+    use_kernel,
+)
 from qkv.nn.mask import Causal, Documents, Padding
 from qkv.nn.position import RotaryPhases
 
@@ -195,11 +213,25 @@ def test_one_linear_map_moves_every_sinusoid_by_k(k: int) -> None:
     close(table[:-k] @ torch.block_diag(*turns).T, table[k:])
 
 
-def test_learned_positions_are_rows_of_a_table() -> None:
-    net = network(position={"kind": "learned"})
+def test_the_layouts_of_sinusoids_are_those_of_the_published_models() -> None:
+    positions = torch.arange(60)
+    paper = build(SinusoidalConfig(), Dims(12)).table(positions)
+    marian = build(SinusoidalConfig(layout="concatenated"), Dims(12)).table(positions)
+    assert torch.equal(marian, torch.cat([paper[:, 0::2], paper[:, 1::2]], 1))
+    theirs = MarianSinusoidalPositionalEmbedding(60, 12)
+    close(marian, theirs.create_weight(), 2e-6)
+    whisper = build(SinusoidalConfig(layout="tensor2tensor"), Dims(12)).table(positions)
+    close(whisper, sinusoids(60, 12), 2e-6)
+    assert not torch.allclose(whisper, marian, atol=0.5)
+
+
+@pytest.mark.parametrize("offset", [0, 2])
+def test_learned_positions_are_rows_of_a_table(offset: int) -> None:
+    net = network(position={"kind": "learned", "offset": offset})
     embedding, ids = net.decoder_embedding, ids_of(1, 3)
     positions = torch.tensor([[4, 0, 31]])
-    close(embedding(ids, positions), embedding.input.weight[ids] + embedding.position.weight[positions])
+    assert embedding.position.weight.shape == (32 + offset, 16)
+    close(embedding(ids, positions), embedding.input.weight[ids] + embedding.position.weight[positions + offset])
 
 
 # --- norms ------------------------------------------------------------------------------------------------------------
@@ -239,6 +271,35 @@ def test_rmsnorm_rounds_before_it_multiplies() -> None:
     assert not torch.equal(norm(x), (normalised * norm.weight.float()).bfloat16())
 
 
+@pytest.mark.parametrize(
+    ("config", "theirs"),
+    [
+        (RMSNormConfig(), LlamaRMSNorm),
+        (RMSNormConfig(), T5LayerNorm),
+        (RMSNormConfig(rounding="after-weight"), Olmo2RMSNorm),
+        (RMSNormConfig(rounding="after-weight", unit_offset=True), Gemma3RMSNorm),
+    ],
+    ids=["llama", "t5", "olmo2", "gemma3"],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+def test_rmsnorm_rounds_as_the_published_models_do(
+    config: RMSNormConfig, theirs: type[nn.Module], dtype: torch.dtype
+) -> None:
+    norm, oracle = drawn(build(config, Dims(64))).to(dtype), theirs(64, eps=1e-6).to(dtype)
+    with torch.no_grad():
+        oracle.weight.copy_(norm.weight)
+    x = randn(50, 64).to(dtype)
+    assert torch.equal(norm(x), oracle(x))
+
+
+def test_a_norm_with_unit_offset_starts_as_one_without() -> None:
+    x = randn(2, 8)
+    plain, offset = (build(RMSNormConfig(unit_offset=given), Dims(8)).double() for given in (False, True))
+    assert torch.equal(offset(x), plain(x))
+    plain.weight.data.copy_(drawn(offset).weight.data + 1.0)
+    close(offset(x), plain(x))
+
+
 PLACEMENTS: dict[str, Callable[..., Tensor]] = {
     "pre": lambda x, f, n: x + f(n["norm_in"](x)),
     "post": lambda x, f, n: n["norm_stream"](x + f(x)),
@@ -251,7 +312,7 @@ PLACEMENTS: dict[str, Callable[..., Tensor]] = {
 def test_a_placement_puts_norms_where_it_says(placement: Any) -> None:
     function = nn.Linear(8, 8)
     site = build(PlainResidualConfig(), Dims(8)).new_site(0)
-    sublayer = drawn(Sublayer(function, RMSNormConfig(placement=placement), Dims(8), site, 0.0))
+    sublayer = drawn(Sublayer(RMSNormConfig(placement=placement), Dims(8), site, 0.0, function=function))
     norms = {name: getattr(sublayer, name) for name in ("norm_in", "norm_out", "norm_stream")}
     x = randn(2, 3, 8)
     close(sublayer(x, None), PLACEMENTS[placement](x, function, norms))
@@ -447,9 +508,34 @@ def test_every_decoder_token_sees_the_whole_source() -> None:
     assert (changed > 1e-3).all()
 
 
+@pytest.mark.parametrize(
+    ("bias", "biased"),
+    [(True, "qkvo"), (False, ""), ("qkv", "qkv"), ("qvo", "qvo")],
+)
+def test_projections_have_the_biases_that_are_named(bias: Any, biased: str) -> None:
+    attention = build(StandardAttentionConfig(num_heads=2, bias=bias), Dims(8))
+    projections = {"q": attention.query, "k": attention.key, "v": attention.value, "o": attention.output}
+    assert "".join(name for name, projection in projections.items() if projection.bias is not None) == biased
+
+
+@pytest.mark.parametrize("kernel", ["math", "sdpa", "tiled"])
+def test_scores_are_scaled_and_capped_as_said(kernel: Any) -> None:
+    attention = drawn(build(StandardAttentionConfig(num_heads=2, scale=0.9, softcap=1.5), Dims(8)))
+    use_kernel(attention, kernel)
+    x = randn(2, 5, 8)
+    q, k, v = (
+        part(x).unflatten(-1, (2, 4)).transpose(1, 2) for part in (attention.query, attention.key, attention.value)
+    )
+    scores = 1.5 * torch.tanh(q @ k.transpose(-1, -2) * 0.9 / 1.5)
+    assert scores.abs().max() > 1.2
+    scores = scores.masked_fill(torch.ones(5, 5, dtype=torch.bool).triu(1), float("-inf"))
+    expected = attention.output((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
+    close(attention(x, mask=Causal()), expected)
+
+
 # --- feed-forward -----------------------------------------------------------------------------------------------------
 
-KINDS = ("swiglu", "geglu", "relu", "gelu", "gelu_tanh")
+KINDS = ("swiglu", "geglu", "geglu_tanh", "relu", "gelu", "gelu_tanh", "silu")
 
 
 def feed_forward(kind: Any) -> Any:
@@ -471,14 +557,18 @@ def gelu(x: Tensor) -> Tensor:
     return x * 0.5 * (1 + torch.erf(x / math.sqrt(2)))
 
 
+def gelu_tanh(x: Tensor) -> Tensor:
+    return 0.5 * x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+
+
 FORMULAS: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "swiglu": lambda part, x: part.gate(x) * torch.sigmoid(part.gate(x)) * part.up(x),
     "geglu": lambda part, x: gelu(part.gate(x)) * part.up(x),
     "relu": lambda part, x: part.up(x).clamp(min=0),
     "gelu": lambda part, x: gelu(part.up(x)),
-    "gelu_tanh": lambda part, x: (
-        0.5 * part.up(x) * (1 + torch.tanh(math.sqrt(2 / math.pi) * (part.up(x) + 0.044715 * part.up(x) ** 3)))
-    ),
+    "gelu_tanh": lambda part, x: gelu_tanh(part.up(x)),
+    "geglu_tanh": lambda part, x: gelu_tanh(part.gate(x)) * part.up(x),
+    "silu": lambda part, x: part.up(x) * torch.sigmoid(part.up(x)),
 }
 
 
@@ -636,6 +726,15 @@ def test_the_language_model_head_is_a_matrix_and_perhaps_a_bias(bias: bool) -> N
     close(logits, hidden[0] @ net.head.weight.T + (net.head.bias if bias else 0.0))
 
 
+@pytest.mark.parametrize(("scale", "factor"), [("rsqrt-d-model", 0.25), (3.0, 3.0)])
+def test_the_language_model_head_scales_and_caps(scale: Any, factor: float) -> None:
+    plain = network(head={"kind": "language-model"})
+    net = network(head={"kind": "language-model", "scale": scale, "softcap": 2.0})
+    logits = plain(ids_of())
+    close(net(ids_of()), 2.0 * torch.tanh(logits * factor / 2.0))
+    close(net(ids_of(), logits="last"), net(ids_of())[:, -1:])
+
+
 @pytest.mark.parametrize("family", ["encoder", "decoder"])
 @pytest.mark.parametrize("pooling", ["first", "mean", "last"])
 @pytest.mark.parametrize("pooler", [False, True], ids=["bare", "pooler"])
@@ -774,6 +873,26 @@ def test_weights_start_with_the_spread_their_kind_says(kind: str) -> None:
         if kind == "xavier" and role != "table":
             assert parameter.abs().max() <= math.sqrt(3) * expected + 1e-6
     assert roles == {"query", "key", "value", "output", "gate", "up", "down", "table"}
+
+
+@pytest.mark.parametrize(("kind", "spread"), [("normal", 0.02), ("xavier", 0.0), ("t5", SOURCE_WIDTH**-0.5)])
+def test_relative_positions_start_with_the_spread_their_kind_says(kind: str, spread: float) -> None:
+    net = big({"kind": kind}, position={"kind": "relative", "num_buckets": 512, "max_distance": 1024})
+    assert net.encoder.positions[0].table.weight.std().item() == pytest.approx(spread, rel=0.05)
+
+
+@pytest.mark.parametrize("kind", STD)
+def test_norms_that_add_to_1_start_at_0(kind: str) -> None:
+    net = big({"kind": kind}, norm={"kind": "rmsnorm", "unit_offset": True})
+    weights = [module.weight for module in net.modules() if isinstance(module, RMSNorm)]
+    assert len(weights) == 17
+    assert not any(weight.any() for weight in weights)
+
+
+def test_writers_of_shared_layers_are_scaled_by_the_number_of_layers() -> None:
+    net = big({"kind": "gpt2", "std": 0.05}, share_layers=True)
+    weight = net.decoder.blocks[0].feed_forward.function.down.weight
+    assert weight.std().item() == pytest.approx(0.05 / math.sqrt(2 * DEPTH), rel=0.05)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

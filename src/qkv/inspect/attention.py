@@ -21,10 +21,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from qkv.config.errors import UsageError
-from qkv.config.parts import FeatureInputConfig
 from qkv.data.describe import spelling
 from qkv.generate.decode import check_ids, device_of, evaluating, pad
-from qkv.generate.prompts import begun, prompt_ids, read_ids, whole_ids
+from qkv.generate.prompts import begin_of, end_of, prompt_ids, read_ids, text_ids, whole_ids
+from qkv.nn.bias import Bias
 from qkv.nn.kernels import Kernel, MathKernel
 from qkv.nn.mask import Mask
 from qkv.nn.transformer import Transformer
@@ -43,6 +43,8 @@ class LayerAttention:
     v_1GSE: Tensor
     mask: Mask
     scale: float
+    bias: Bias | None = None
+    softcap: float | None = None
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -60,7 +62,11 @@ class LayerAttention:
         group = number // (heads // groups)
         parts = self.q_1HTD[:, number, None], self.k_1GSD[:, group, None], self.v_1GSE[:, group, None]
         q_11TD, k_11SD, v_11SE = (part.to(torch.promote_types(part.dtype, torch.float32)) for part in parts)
-        return MathKernel().attend(q_11TD, k_11SD, v_11SE, self.mask, self.scale)[1][0, 0].cpu()
+        bias = None if self.bias is None else self.bias.head(number)
+        _, weights_11TS = MathKernel().attend(
+            q_11TD, k_11SD, v_11SE, self.mask, self.scale, bias=bias, softcap=self.softcap
+        )
+        return weights_11TS[0, 0].detach().cpu()
 
     def weights(self) -> Tensor:
         """The weights of all heads, [H, T, S]."""
@@ -101,9 +107,10 @@ def read_attention(
         check_number("layer", layer, len(kernels))
     received: dict[int, LayerAttention] = {}
     with ExitStack() as hooks, evaluating(network.modules()), torch.no_grad(), _eager():
-        for layer in wanted:
-            hook = _keep_in(received, layer)
-            hooks.enter_context(kernels[layer].register_forward_pre_hook(hook, with_kwargs=True))
+        for kernel in {kernels[layer] for layer in wanted}:
+            # layers that share their parameters share their kernel, which is called for one after the other
+            calls = [layer for layer, other in enumerate(kernels) if other is kernel]
+            hooks.enter_context(kernel.register_forward_pre_hook(_keep_in(received, calls), with_kwargs=True))
         network(ids_1T, logits="last", **inputs)
     return [received[layer] for layer in wanted]
 
@@ -125,19 +132,26 @@ def _kernels(network: Transformer, stack: StackName, kind: Kind) -> list[Kernel]
             "only the decoder of an encoder-decoder has cross-attention, and this is the "
             f"{stack} of a model of family {network.config.family}"
         )
-    return [_kernel(getattr(block, f"{kind}_attention"), layer) for layer, block in enumerate(tower.blocks)]
+    return [_kernel(block.attention(kind), layer) for layer, block in enumerate(tower.layers)]
 
 
-def _kernel(sublayer: nn.Module, layer: int) -> Kernel:
-    kernels = [module for module in sublayer.modules() if isinstance(module, Kernel)]
+def _kernel(attention: nn.Module, layer: int) -> Kernel:
+    kernels = [module for module in attention.modules() if isinstance(module, Kernel)]
     if len(kernels) != 1:
         raise UsageError(f"the attention of layer {layer} has {len(kernels)} kernels: one can be looked at")
     return kernels[0]
 
 
-def _keep_in(received: dict[int, LayerAttention], layer: int) -> Callable[..., None]:
+def _keep_in(received: dict[int, LayerAttention], layers: Sequence[int]) -> Callable[..., None]:
+    """A hook for the kernel of these layers, which are called in this order."""
+    calls = iter(layers)
+
     def hook(kernel: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        received[layer] = LayerAttention(*signature(kernel.forward).bind(*args, **kwargs).args[:5])
+        given = signature(kernel.forward).bind(*args, **kwargs).arguments
+        q_1HTD, k_1GSD, v_1GSE, mask, scale = list(given.values())[:5]
+        received[next(calls)] = LayerAttention(
+            q_1HTD, k_1GSD, v_1GSE, mask, scale, given.get("bias"), given.get("softcap")
+        )
 
     return hook
 
@@ -190,18 +204,21 @@ def attention_of_text(
     *,
     target: str | Sequence[int] | None = None,
     source_tokenizer: Tokenizer | None = None,
+    start_ids: Sequence[int] | None = None,
     stack: StackName | None = None,
     kind: Kind = "self",
 ) -> TextAttention:
     """The attention over `text` as the network reads it in training: [begin] text, in encoders also [end].
 
     target: what the decoder of an encoder-decoder is given, a text or generated ids: it reads [begin] target and
-    predicts target [end]. source_tokenizer: of `text` there (None: one tokenizer for both). stack, kind: see
-    `read_attention`. Raises UsageError for a target that is missing or not meant, and for what does not fit.
+    predicts target [end]. source_tokenizer: of `text` there (None: one tokenizer for both). start_ids: what the decoder
+    starts from there (None: [begin]). stack, kind: see `read_attention`. Raises UsageError for a target that is missing
+    or not meant, and for what does not fit.
     """
     stack = stack or main_stack(network)
     if network.encoder is not None and network.decoder is not None:
-        return _attention_of_pair(network, source_tokenizer or tokenizer, tokenizer, text, target, stack, kind)
+        start = begin_of(tokenizer) if start_ids is None else list(start_ids)
+        return _attention_of_pair(network, source_tokenizer or tokenizer, tokenizer, text, target, start, stack, kind)
     if target is not None:
         raise UsageError(f"a model of family {network.config.family} reads one text and no target")
     ids = prompt_ids(tokenizer, text) if network.encoder is None else whole_ids(tokenizer, text)
@@ -216,6 +233,7 @@ def _attention_of_pair(
     tokenizer: Tokenizer | None,
     text: str,
     target: str | Sequence[int] | None,
+    start: list[int],
     stack: StackName,
     kind: Kind,
 ) -> TextAttention:
@@ -228,9 +246,10 @@ def _attention_of_pair(
     elif target is None:
         raise UsageError("the decoder of an encoder-decoder reads a target", hint="target, a text or generated ids")
     elif isinstance(target, str):
-        whole = whole_ids(tokenizer, target)
+        whole = start + text_ids(tokenizer, target) + end_of(tokenizer)
     else:
-        whole = begun(tokenizer, read_ids(target, "the target"))
+        ids = read_ids(target, "the target")
+        whole = ids if ids[: len(start)] == start else start + ids
     ids_1T = _sequence(network, "decoder", whole[:-1], "the target")
     layers = read_attention(network, ids_1T, source=source_1S, stack=stack, kind=kind)
     if kind == "cross":
@@ -242,8 +261,9 @@ def _attention_of_pair(
 def _sequence(network: Transformer, stack: StackName, ids: list[int], where: str) -> Tensor:
     """The ids of one sequence, [1, T], that this stack can read."""
     config = network.config.stacks[stack]
-    if isinstance(config.input, FeatureInputConfig):
-        raise UsageError(f"the {stack} reads features, not text", hint="qkv.inspect.attention.read_attention")
+    if not config.input.reads_ids:
+        reads = config.input.reads
+        raise UsageError(f"the {stack} reads {reads}, not text", hint="qkv.inspect.attention.read_attention")
     if not ids:
         raise UsageError(f"{where} is empty: there is nothing to read")
     if len(ids) > config.max_seq_len:

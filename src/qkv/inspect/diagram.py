@@ -11,8 +11,9 @@ from qkv.config.model import BlockConfig, ModelConfig, StackConfig
 from qkv.config.parts import (
     AttentionConfig,
     DenseFeedForwardConfig,
-    FeatureInputConfig,
+    LogMelInputConfig,
     NormConfig,
+    PatchInputConfig,
     PositionConfig,
     RopeConfig,
     StandardAttentionConfig,
@@ -41,41 +42,42 @@ def draw(config: ModelConfig, network: Transformer | None = None) -> str:
 def _tower(config: ModelConfig, network: Transformer, name: str, counted: set[int]) -> list[str]:
     stack = config.stacks[name]  # type: ignore[index]
     both = len(config.stacks) == 2
-    length = "S" if both and name == "encoder" else "T"
+    letter = "S" if both and name == "encoder" else "T"
+    length = stack.input.fixed_length or letter
     embedding: nn.Module = getattr(network, f"{name}_embedding")
     tower: nn.Module = getattr(network, name)
-    features = isinstance(stack.input, FeatureInputConfig)
-    kind = (
-        f"features [B, {length}, {stack.input.width}]"
-        if isinstance(stack.input, FeatureInputConfig)
-        else (f"{'source ' if length == 'S' else 'target ' if both else ''}ids [B, {length}]")
-    )
-    lines = [kind, "  │"]
-    table = "projection" if features else f"token embedding {stack.vocab_size:,} x {stack.d_model}"
-    lines += _box(_embedding_lines(table, stack), _fresh(embedding, counted))
+    side = "source " if letter == "S" else "target " if both else ""
+    reads = stack.input.expects.replace("T", letter)
+    lines = [f"{side}{reads}" if stack.input.reads_ids else reads, "  │"]
+    lines += _box(_embedding_lines(stack), _fresh(embedding, counted))
     lines.append(f"  │ [B, {length}, {stack.d_model}]")
-    blocks = list(zip(stack.layers, tower.blocks, strict=True))  # type: ignore[arg-type]
+    biases = {_position(layer.position) for layer in stack.layers if layer.position.by_slots}
+    if biases:
+        tables = _fresh(tower.positions, counted)  # type: ignore[arg-type]
+        lines += [*_box([f"{', '.join(sorted(biases))}, in the scores"], tables), "  │"]
+    blocks = list(zip(stack.layers, tower.layers, strict=True))  # type: ignore[arg-type]
     for layer, group in groupby(blocks, key=lambda pair: pair[0]):
         members = list(group)
         params = sum(_fresh(block, counted) for _, block in members)
-        title = f"{len(members)} x block" if len(members) > 1 else "block"
+        what = "the same block" if stack.share_layers else "block"
+        title = f"{len(members)} x {what}" if len(members) > 1 else "block"
         lines += _box([title, *_block_lines(layer, members[0][1])], params)
         lines.append("  │")
     if stack.final_norm and stack.norm.kind != "none":
         lines += _box([f"final {_norm(stack.norm)}"], _fresh(tower.final_norm, counted))  # type: ignore[arg-type]
         lines.append("  │")
     if both and name == "encoder":
-        return [*lines, f"memory [B, S, {stack.d_model}] ──▶ cross-attention"]
+        return [*lines, f"memory [B, {length}, {stack.d_model}] ──▶ cross-attention"]
     assert config.head is not None
     head = f"head: {config.head.kind}" + (" with pooler" if getattr(config.head, "pooler", False) else "")
     if config.tie_embeddings in ("head", "all"):
         head += ", tied to the embedding"
     lines += _box([head], _fresh(network.head, counted))
     shape = {
-        "language-model": f"logits [B, T, {stack.vocab_size}]",
-        "masked-language-model": f"logits [B, T, {stack.vocab_size}]",
+        "language-model": f"logits [B, {length}, {stack.vocab_size}]",
+        "masked-language-model": f"logits [B, {length}, {stack.vocab_size}]",
         "classifier": f"scores [B, {getattr(config.head, 'num_classes', None) or 'C'}]",
-    }.get(config.head.kind, f"hidden vectors [B, T, {stack.d_model}]")
+    }.get(config.head.kind, f"hidden vectors [B, {length}, {stack.d_model}]")
     return [*lines, "  │", shape]
 
 
@@ -103,10 +105,10 @@ def _wrapped(line: str) -> list[str]:
     return wrap(line, WIDTH - 4, subsequent_indent=lead, drop_whitespace=False, replace_whitespace=False)
 
 
-def _embedding_lines(table: str, stack: StackConfig) -> list[str]:
+def _embedding_lines(stack: StackConfig) -> list[str]:
     options = stack.embedding
-    first = table if options.scale == 1.0 else f"{table}, x {options.scale}"
-    lines = [first]
+    first = _input(stack)
+    lines = [first if options.scale == 1.0 else f"{first}, x {options.scale}"]
     if stack.position.absolute:
         lines.append(f"+ {_position(stack.position)}")
     if options.num_segments:
@@ -114,14 +116,33 @@ def _embedding_lines(table: str, stack: StackConfig) -> list[str]:
     if options.norm:
         lines.append(_norm(stack.norm))
     dropout = stack.dropout if options.dropout is None else options.dropout
-    return [*lines, f"dropout {dropout:g}"] if dropout else lines
+    if dropout:
+        lines.append(f"dropout {dropout:g}")
+    return [*lines, f"projection {options.width} -> {stack.d_model}"] if options.width else lines
+
+
+def _input(stack: StackConfig) -> str:
+    part = stack.input
+    if part.reads_ids:
+        return f"token embedding {stack.vocab_size or 0:,} x {stack.embedding.width or stack.d_model}"
+    if isinstance(part, PatchInputConfig):
+        patches = f"patches of {part.patch_size} x {part.patch_size}"
+        return f"class token, {patches}" if part.class_token else patches
+    if isinstance(part, LogMelInputConfig):
+        return "two convolutions over 3 frames, the second halves them"
+    return "projection"
 
 
 def _block_lines(layer: BlockConfig, block: nn.Module) -> list[str]:
-    parts = [("self-attention", _attention(layer.attention, layer.position))]
-    if layer.cross_attention is not None:
-        parts.append(("cross-attention", _attention(layer.cross_attention, None)))
-    parts.append(("feed-forward", _feed_forward(layer)))
+    attention, feed_forward = _attention(layer.attention, layer.position), _feed_forward(layer)
+    if layer.parallel == "none":
+        parts = [("self-attention", [attention])]
+        if layer.cross_attention is not None:
+            parts.append(("cross-attention", [_attention(layer.cross_attention, None)]))
+        parts.append(("feed-forward", [feed_forward]))
+    else:
+        norms = "" if layer.parallel == "one-norm" else f"{_norm(layer.norm)} of its own, then "
+        parts = [("attention + feed-forward", [attention, f"{norms}{feed_forward}"])]
     placement, norm = layer.norm.placement, _norm(layer.norm)
     pre = f"{norm}, then " if placement in ("pre", "sandwich") and layer.norm.kind != "none" else ""
     after = ["dropout"] if layer.dropout else []
@@ -134,7 +155,7 @@ def _block_lines(layer: BlockConfig, block: nn.Module) -> list[str]:
     for (name, what), sublayer in zip(parts, block.children(), strict=True):
         title, params = f"├─ {pre}{name}", f"{count(sublayer.parameters()):,}"
         gap = max(WIDTH - 4 - len(title) - len(params), 1)
-        lines += [f"{title}{' ' * gap}{params}", f"│    {what}", f"│  {', '.join(after)}"]
+        lines += [f"{title}{' ' * gap}{params}", *(f"│    {line}" for line in what), f"│  {', '.join(after)}"]
     return lines
 
 
@@ -146,6 +167,10 @@ def _attention(attention: AttentionConfig, position: PositionConfig | None) -> s
         )
         if attention.qk_norm != "none":
             text += f", qk-norm {attention.qk_norm}"
+        if attention.scale is not None:
+            text += f", scale {attention.scale:g}"
+        if attention.softcap is not None:
+            text += f", softcap {attention.softcap:g}"
         if attention.window:
             text += f", window {attention.window}"
     if position is not None and not position.absolute and position.kind != "none":
@@ -156,7 +181,8 @@ def _attention(attention: AttentionConfig, position: PositionConfig | None) -> s
 def _position(position: PositionConfig) -> str:
     if isinstance(position, RopeConfig):
         part = "" if position.fraction == 1 else f" on {position.fraction:g}"
-        return f"rope {position.theta:g}{part}"
+        scaling = "" if position.scaling is None else f", {position.scaling.kind.rpartition(':')[2]} scaling"
+        return f"rope {position.theta:g}{part}{scaling}"
     return f"{position.kind} positions"
 
 

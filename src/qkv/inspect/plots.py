@@ -200,7 +200,8 @@ def position_table(source: StackConfig | Transformer, length: int | None = None)
     else:
         config = source
         with torch.device("meta"):
-            position = build(config.position, Dims(config.d_model, d_out=1, max_seq_len=config.max_seq_len))
+            width = config.embedding.width or config.d_model
+            position = build(config.position, Dims(width, d_out=1, max_seq_len=config.max_seq_len))
     if isinstance(position, Sinusoidal):
         wanted = _length(length, config.max_seq_len)
         return position.table(torch.arange(wanted)), "sinusoidal"
@@ -211,8 +212,8 @@ def position_table(source: StackConfig | Transformer, length: int | None = None)
         )
     if position.weight.is_meta:
         raise UsageError("learned positions are in a model's weights, and this is a configuration", hint="a run folder")
-    wanted = _length(length, position.weight.shape[0])
-    return position.weight[:wanted].detach().float().cpu(), "learned"
+    table_PM = position.weight[position.offset :].detach()
+    return table_PM[: _length(length, table_PM.shape[0])].float().cpu(), "learned"
 
 
 def _length(wanted: int | None, context: int) -> int:

@@ -11,7 +11,8 @@ from qkv.config.model import ModelConfig
 from qkv.nn.attention import Attention
 from qkv.nn.block import Stack
 from qkv.nn.embedding import Embedding
-from qkv.nn.head import Head, LanguageModelHead, MaskedLanguageModelHead
+from qkv.nn.head import LanguageModelHead, MaskedLanguageModelHead
+from qkv.nn.stem import LogMelInput
 from qkv.nn.transformer import Transformer
 
 BYTES = {"fp32": 4, "bf16": 2}
@@ -74,41 +75,42 @@ def _flops(network: Transformer) -> int:
     """Two per weight of every matrix a token passes, and four per key, head and channel of attention."""
     total = 0
     for part in network.children():
-        if isinstance(part, Head) and not isinstance(part, LanguageModelHead | MaskedLanguageModelHead):
-            continue  # once per sequence, not per token
-        for module in part.modules():
-            if isinstance(module, nn.Linear | LanguageModelHead | MaskedLanguageModelHead):
-                total += 2 * module.weight.numel()
+        if isinstance(part, Embedding | LanguageModelHead | MaskedLanguageModelHead):  # other heads: once per sequence
+            total += _matrix_flops(part)
     source_length = network.encoder.config.max_seq_len if network.encoder is not None else 0
     for stack in (network.encoder, network.decoder):
         if not isinstance(stack, Stack):
             continue
-        for window, block in zip(stack.window_of_layer, stack.blocks, strict=True):
+        for window, block in zip(stack.window_of_layer, stack.layers, strict=True):
             reach = stack.config.max_seq_len
             if window:
                 reach = min(reach, window if stack.causal else 2 * window - 1)
-            total += _attention_flops(attention_of(block, "self_attention"), reach)
-            total += _attention_flops(attention_of(block, "cross_attention"), source_length)
+            total += _matrix_flops(block)
+            total += _attention_flops(block.attention("self"), reach)
+            total += _attention_flops(block.attention("cross"), source_length)
     return total
 
 
-def attention_of(block: nn.Module, sublayer: str) -> Attention | None:
-    """The attention in a block's sublayer of this name, or None where there is none of the standard kind."""
-    function = getattr(getattr(block, sublayer, None), "function", None)
-    return function if isinstance(function, Attention) else None
+def _matrix_flops(part: nn.Module) -> int:
+    total = 0
+    for module in part.modules():
+        if isinstance(module, nn.Linear | nn.Conv1d | nn.Conv2d | LanguageModelHead | MaskedLanguageModelHead):
+            total += 2 * module.weight.numel()
+        if isinstance(module, LogMelInput):  # two frames become one vector
+            total += 2 * module.first.weight.numel()
+    return total
 
 
-def _attention_flops(attention: Attention | None, keys: int) -> int:
-    return 4 * keys * attention.num_heads * attention.head_dim if attention is not None else 0
+def _attention_flops(attention: nn.Module | None, keys: int) -> int:
+    return 4 * keys * attention.num_heads * attention.head_dim if isinstance(attention, Attention) else 0
 
 
 def _cache_widths(network: Transformer) -> tuple[int, int]:
     """Numbers cached per token by self-attention and per source token by cross-attention."""
-    blocks = list(network.decoder.blocks) if network.decoder is not None else []
-    widths = [0, 0]
-    for block in blocks:
-        for place, name in enumerate(("self_attention", "cross_attention")):
-            attention = attention_of(block, name)
-            if attention is not None:
-                widths[place] += 2 * attention.num_kv_heads * attention.head_dim
-    return widths[0], widths[1]
+    layers = network.decoder.layers if network.decoder is not None else []
+    own, cross = ([block.attention(kind) for block in layers] for kind in ("self", "cross"))
+    return _cache_width(own), _cache_width(cross)
+
+
+def _cache_width(attentions: Iterable[nn.Module | None]) -> int:
+    return sum(2 * part.num_kv_heads * part.head_dim for part in attentions if isinstance(part, Attention))

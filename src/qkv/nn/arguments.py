@@ -13,7 +13,7 @@ from torch import Tensor
 
 from qkv.config.errors import UsageError
 from qkv.config.model import ModelConfig, StackConfig
-from qkv.config.parts import FeatureInputConfig, LearnedConfig
+from qkv.config.parts import LearnedConfig
 from qkv.nn.cache import Cache
 
 INTEGERS = (torch.int64, torch.int32)
@@ -72,32 +72,38 @@ def check_sequence(
     """One stack's input and what comes with it."""
     if not isinstance(inputs, Tensor):
         raise UsageError(f"`{name}` is a {type(inputs).__name__}, expected a tensor", hint="torch.tensor(...)")
-    if isinstance(stack.input, FeatureInputConfig):
-        width = stack.input.width
-        if inputs.dim() != 3 or inputs.shape[-1] != width or not inputs.is_floating_point():
-            raise UsageError(f"`{name}` is {_describe(inputs)}, expected features [B, T, {width}]")
-    elif inputs.dim() != 2 or inputs.dtype not in INTEGERS:
-        raise UsageError(f"`{name}` is {_describe(inputs)}, expected ids [B, T]")
-    rows, length = inputs.shape[:2]
+    kind = stack.input
+    fitting = inputs.dtype in INTEGERS if kind.reads_ids else inputs.is_floating_point()
+    if not fitting or not _has_axes(inputs, kind.axes):
+        raise UsageError(f"`{name}` is {_describe(inputs)}, expected {kind.expects}")
+    rows, size = inputs.shape[:2]
+    length = kind.length(size)
     if not length:
         raise UsageError(f"`{name}` is {_describe(inputs)}: it holds no token")
     if length > stack.max_seq_len:
+        tokens = f"{length} tokens" if length == size else f"{size} frames, and the {length} vectors they become"
         raise UsageError(
-            f"`{name}` has {length} tokens, which do not fit the model's context of {stack.max_seq_len}",
+            f"`{name}` has {tokens}, which do not fit the model's context of {stack.max_seq_len}",
             hint="a shorter input, or a model with a larger max_seq_len",
         )
+    if lengths is not None and kind.fixed_length is not None:
+        raise UsageError(f"{kind.reads} are read whole, without `{prefix}lengths`")
+    if documents is not None and kind.mixes:
+        raise UsageError(f"{kind.reads} cannot be packed as `{prefix}documents`", hint="one row for each")
     _check_shape(f"{prefix}lengths", lengths, [(rows,)])
     _check_shape("positions", positions, [(rows, length), (1, length)])
+    if positions is not None and any(layer.position.by_slots for layer in stack.layers):
+        raise UsageError("`positions` would change nothing: the model's positions are distances between slots")
     _check_shape(f"{prefix}documents", documents, [(rows, length)])
     _check_shape("segments", segments, [(rows, length)])
     if segments is not None and not stack.embedding.num_segments:
         raise UsageError("the model has no `segments`", hint="embedding.num_segments=2 in its configuration")
-    if not isinstance(stack.input, FeatureInputConfig):
+    if kind.reads_ids:
         _check_range(name, inputs, stack.vocab_size or 0, "the vocabulary of")
     if isinstance(stack.position, LearnedConfig):  # other kinds know every position
         _check_range("positions", positions, stack.max_seq_len, "the context of")
     _check_range("segments", segments, stack.embedding.num_segments, "the segments,")
-    _check_range(f"{prefix}lengths", lengths, length + 1, "the range below")
+    _check_range(f"{prefix}lengths", lengths, size + 1, "the range below")
 
 
 def _check_source(
@@ -146,8 +152,16 @@ def _check_labels(config: ModelConfig, ids: Tensor, labels: Tensor, main: StackC
     classes = main.vocab_size if head.predicts_tokens else getattr(head, "num_classes", None)
     if classes is None:
         raise UsageError(f"a head of kind {head.kind} predicts nothing that `labels` could be")
-    _check_shape("labels", labels, [tuple(ids.shape[:2]) if head.predicts_tokens else (ids.shape[0],)])
+    rows, length = ids.shape[0], main.input.length(ids.shape[1])
+    _check_shape("labels", labels, [(rows, length) if head.predicts_tokens else (rows,)])
     _check_range("labels", labels, classes, "the classes,", besides=IGNORE)
+
+
+def _has_axes(value: Tensor, axes: tuple[str | int, ...]) -> bool:
+    """Whether the sizes of a tensor are these; a letter stands for any size."""
+    return value.dim() == len(axes) and all(
+        isinstance(wanted, str) or size == wanted for size, wanted in zip(value.shape, axes, strict=True)
+    )
 
 
 def _check_shape(name: str, value: Tensor | None, shapes: list[tuple[int, ...]]) -> None:

@@ -20,7 +20,8 @@ from qkv.nn.position import NO_PHASES, Phases
 
 class Attention(nn.Module):
     """softmax(q k^T / sqrt(D)) v in H heads ("Attention Is All You Need", 3.2); G < H is grouped-query attention
-    (Ainslie et al. 2023, arXiv 2305.13245), G = 1 multi-query (Shazeer 2019, arXiv 1911.02150).
+    (Ainslie et al. 2023, arXiv 2305.13245), G = 1 multi-query (Shazeer 2019, arXiv 1911.02150). `scale` stands for
+    1 / sqrt(D) where it is given (T5: 1), and `softcap` bounds the scores (Gemma 2).
 
     With `qk_norm`, queries and keys are normalised before positions turn them (Henry et al. 2020; Dehghani et al.
     2023): per head over D with one weight for all heads, or over the full projection.
@@ -32,14 +33,15 @@ class Attention(nn.Module):
         assert config.head_dim is not None
         assert config.num_kv_heads is not None
         self.num_heads, self.num_kv_heads, self.head_dim = config.num_heads, config.num_kv_heads, config.head_dim
-        self.scale = self.head_dim**-0.5
+        self.scale = self.head_dim**-0.5 if config.scale is None else config.scale
+        self.softcap = config.softcap
         self.dropout = config.dropout
         d_source = dims.d_source or dims.d_model
         width, kv_width = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
         self.query = nn.Linear(dims.d_model, width, bias=bool(config.bias))
-        self.key = nn.Linear(d_source, kv_width, bias=bool(config.bias))
+        self.key = nn.Linear(d_source, kv_width, bias=config.bias in (True, "qkv"))
         self.value = nn.Linear(d_source, kv_width, bias=bool(config.bias))
-        self.output = nn.Linear(width, dims.d_model, bias=config.bias is True)
+        self.output = nn.Linear(width, dims.d_model, bias=config.bias in (True, "qvo"))
         norm = RMSNormConfig() if isinstance(dims.norm, NoNormConfig) else dims.norm
         self.norm_per_head = config.qk_norm == "per-head"
         self.query_norm: nn.Module = nn.Identity()
@@ -62,8 +64,8 @@ class Attention(nn.Module):
         """[B, T, M] -> [B, T, M]. `y_BSN` None: keys and values come from x too.
 
         mask: who may attend to whom; a bare rule speaks of slots 0 .. T-1 and 0 .. S-1. phases: what the tokens'
-        positions do to queries and keys (`Position.phases`). cache: a LayerCache takes up the new keys and values
-        (`end`: one past the last slot written); a CrossCache is filled by the first call and then replaces y.
+        positions do to queries, keys and scores (`Position.phases`). cache: a LayerCache takes up the new keys and
+        values (`end`: one past the last slot written); a CrossCache is filled by the first call and then replaces y.
         """
         q_BHTD = phases.rotate(self._heads(self.query(x_BTM), self.query_norm, self.num_heads))
         if isinstance(cache, CrossCache):
@@ -77,7 +79,8 @@ class Attention(nn.Module):
             mask = _call_mask(mask, x_BTM, k_BGSD.shape[2])
         if isinstance(cache, LayerCache):
             k_BGSD, v_BGSD = cache.append(k_BGSD, v_BGSD, mask.q_slots, end)
-        out_BHTD = self.kernel(q_BHTD, k_BGSD, v_BGSD, mask, self.scale, self.dropout if self.training else 0.0)
+        dropout = self.dropout if self.training else 0.0
+        out_BHTD = self.kernel(q_BHTD, k_BGSD, v_BGSD, mask, self.scale, dropout, phases.bias, self.softcap)
         out: Tensor = self.output(out_BHTD.transpose(1, 2).flatten(2))
         return out
 

@@ -6,7 +6,7 @@ Shapes: B batch, T tokens, S source tokens, M model width, N source width.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +16,7 @@ from qkv.config.parts import NoPositionConfig, NormConfig
 from qkv.nn.build import Dims, build
 from qkv.nn.cache import Cache, CrossCache, LayerCache
 from qkv.nn.mask import Causal, Mask, Rule, Window
-from qkv.nn.position import NO_PHASES, Phases
+from qkv.nn.position import NO_PHASES, Phases, Position, total_lengths
 from qkv.nn.residual import ResidualStream, Site
 
 
@@ -38,14 +38,18 @@ class Sublayer(nn.Module):
     """read -> norm_in -> function -> norm_out -> dropout -> write -> norm_stream.
 
     Of the three norms a placement uses norm_in (pre), norm_out (output), both (sandwich) or norm_stream (post).
+    functions: by name; `call` knows them.
     """
 
-    def __init__(self, function: nn.Module, norm: NormConfig, dims: Dims, site: Site, dropout: float) -> None:
+    function: nn.Module
+
+    def __init__(self, norm: NormConfig, dims: Dims, site: Site, dropout: float, **functions: nn.Module) -> None:
         super().__init__()
         self.site = site
         where = norm.placement
         self.norm_in: nn.Module = build(norm, dims) if where in ("pre", "sandwich") else nn.Identity()
-        self.function = function
+        for name, function in functions.items():
+            self.add_module(name, function)
         self.norm_out: nn.Module = build(norm, dims) if where in ("output", "sandwich") else nn.Identity()
         self.dropout = nn.Dropout(dropout)
         self.norm_stream: nn.Module = build(norm, dims) if where == "post" else nn.Identity()
@@ -53,12 +57,12 @@ class Sublayer(nn.Module):
     def forward(self, state: Any, inputs: BlockInputs) -> Any:
         """The state of the residual stream, one sublayer later."""
         x_BTM, context = self.site.read(state)
-        y_BTM = self.dropout(self.norm_out(self.call(self.norm_in(x_BTM), inputs)))
+        y_BTM = self.dropout(self.norm_out(self.call(x_BTM, inputs)))
         return self.norm_stream(self.site.write(state, y_BTM, context))
 
     def call(self, x_BTM: Tensor, inputs: BlockInputs) -> Tensor:
-        """The function, given what it needs of `inputs`."""
-        out: Tensor = self.function(x_BTM)
+        """The function of what norm_in makes of x, given what it needs of `inputs`."""
+        out: Tensor = self.function(self.norm_in(x_BTM))
         return out
 
 
@@ -66,8 +70,44 @@ class SelfAttentionSublayer(Sublayer):
     """Queries, keys and values from the stream."""
 
     def call(self, x_BTM: Tensor, inputs: BlockInputs) -> Tensor:
-        out: Tensor = self.function(x_BTM, mask=inputs.mask, phases=inputs.phases, cache=inputs.cache, end=inputs.end)
+        return _attend(self.function, self.norm_in(x_BTM), inputs)
+
+
+class ParallelSublayer(Sublayer):
+    """Attention and feed-forward side by side: x + Attention(N x) + FeedForward(N x) (GPT-J: Wang and Komatsuzaki
+    2021), or with a norm of its own, norm_feed_forward, for the latter (GPT-NeoX: Black et al. 2022, arXiv 2204.06745).
+    """
+
+    attention: nn.Module
+    feed_forward: nn.Module
+
+    def __init__(
+        self,
+        norm: NormConfig,
+        dims: Dims,
+        site: Site,
+        dropout: float,
+        *,
+        attention: nn.Module,
+        feed_forward: nn.Module,
+        two_norms: bool,
+    ) -> None:
+        super().__init__(norm, dims, site, dropout, attention=attention, feed_forward=feed_forward)
+        self.norm_feed_forward = build(norm, dims) if two_norms else None
+
+    def call(self, x_BTM: Tensor, inputs: BlockInputs) -> Tensor:
+        normed_BTM = self.norm_in(x_BTM)
+        attended_BTM = _attend(self.attention, normed_BTM, inputs)
+        if self.norm_feed_forward is not None:
+            normed_BTM = self.norm_feed_forward(x_BTM)
+        out: Tensor = attended_BTM + self.feed_forward(normed_BTM)
         return out
+
+
+def _attend(attention: nn.Module, x_BTM: Tensor, inputs: BlockInputs) -> Tensor:
+    """Self-attention."""
+    out: Tensor = attention(x_BTM, mask=inputs.mask, phases=inputs.phases, cache=inputs.cache, end=inputs.end)
+    return out
 
 
 class CrossAttentionSublayer(Sublayer):
@@ -77,13 +117,14 @@ class CrossAttentionSublayer(Sublayer):
     """
 
     def call(self, x_BTM: Tensor, inputs: BlockInputs) -> Tensor:
-        q_BTM = x_BTM.reshape(x_BTM.shape[0] // inputs.rows_per_source, -1, x_BTM.shape[2])
+        q_BTM = self.norm_in(x_BTM).reshape(x_BTM.shape[0] // inputs.rows_per_source, -1, x_BTM.shape[2])
         out: Tensor = self.function(q_BTM, inputs.memory_BSN, mask=inputs.memory_mask, cache=inputs.cross_cache)
         return out.reshape(x_BTM.shape)
 
 
 class Block(nn.Module):
-    """One layer: self-attention, cross-attention where there is a source, feed-forward.
+    """One layer: self-attention, cross-attention where there is a source, feed-forward; or the first and the last in
+    parallel.
 
     On its own: `Block(config, Dims(d_model))(x, BlockInputs(mask=Causal()))`. A stack gives all its blocks one stream;
     `first_site` is the number of sublayers before this block.
@@ -95,25 +136,39 @@ class Block(nn.Module):
         super().__init__()
         if stream is None:
             stream = build(config.residual, dims)
-        dims = dims.with_(norm=config.norm)
+        norm, dropout, dims = config.norm, config.dropout, dims.with_(norm=config.norm)
+        attention = build(config.attention, dims.with_(d_source=None))
+        feed_forward = build(config.feed_forward, dims)
+        if config.parallel != "none":
+            site, two = stream.new_site(first_site), config.parallel == "two-norms"
+            self.parallel = ParallelSublayer(
+                norm, dims, site, dropout, attention=attention, feed_forward=feed_forward, two_norms=two
+            )
+            return
         self.self_attention = SelfAttentionSublayer(
-            build(config.attention, dims.with_(d_source=None)),
-            config.norm,
-            dims,
-            stream.new_site(first_site),
-            config.dropout,
+            norm, dims, stream.new_site(first_site), dropout, function=attention
         )
         if config.cross_attention is not None:
+            cross = build(config.cross_attention, dims)
             self.cross_attention = CrossAttentionSublayer(
-                build(config.cross_attention, dims), config.norm, dims, stream.new_site(first_site + 1), config.dropout
+                norm, dims, stream.new_site(first_site + 1), dropout, function=cross
             )
         self.feed_forward = Sublayer(
-            build(config.feed_forward, dims), config.norm, dims, stream.new_site(first_site + len(self)), config.dropout
+            norm, dims, stream.new_site(first_site + len(self)), dropout, function=feed_forward
         )
 
     def __len__(self) -> int:
         """The number of sublayers."""
         return len(self._modules)
+
+    def attention(self, kind: Literal["self", "cross"]) -> nn.Module | None:
+        """Its attention to its own stream or to the source; None where there is none."""
+        for name, sublayer in self.named_children():
+            if kind == "self" and isinstance(sublayer, ParallelSublayer):
+                return sublayer.attention
+            if name == f"{kind}_attention" and isinstance(sublayer, Sublayer):
+                return sublayer.function
+        return None
 
     def forward(self, state: Any, inputs: BlockInputs | None = None) -> Any:
         """The state of the residual stream (plain: hidden vectors [B, T, M]), one layer later."""
@@ -124,7 +179,8 @@ class Block(nn.Module):
 
 
 class Stack(nn.Module):
-    """A tower: blocks on a residual stream, and the final norm where the placement needs one.
+    """A tower: blocks on a residual stream, and the final norm where the placement needs one. There is one block for
+    each layer, or one for all where layers share their parameters (ALBERT: Lan et al. 2019, arXiv 1909.11942).
 
     d_source: width of the memory that cross-attention reads; None: there is none.
     """
@@ -133,7 +189,9 @@ class Stack(nn.Module):
         super().__init__()
         self.config = config
         self.causal = causal
-        dims = Dims(config.d_model, d_source, max_seq_len=config.max_seq_len, num_layers=config.num_layers)
+        dims = Dims(
+            config.d_model, d_source, max_seq_len=config.max_seq_len, num_layers=config.num_layers, causal=causal
+        )
         self.residual: ResidualStream = build(config.residual, dims)
         # one position module per distinct kind: its phases are computed once per forward, not once per layer
         self.positions = nn.ModuleList()
@@ -144,22 +202,31 @@ class Stack(nn.Module):
         sites = 0
         for layer in config.layers:
             kind = NoPositionConfig() if layer.position.absolute else layer.position
-            head_dim = getattr(layer.attention, "head_dim", None) or config.d_model
-            if (kind, head_dim) not in known:
-                known[kind, head_dim] = len(self.positions)
-                self.positions.append(build(kind, dims.with_(d_model=head_dim)))
-            self.position_of_layer.append(known[kind, head_dim])
+            head_dim, heads = getattr(layer.attention, "head_dim", None) or config.d_model, layer.attention.num_heads
+            if (kind, head_dim, heads) not in known:
+                known[kind, head_dim, heads] = len(self.positions)
+                self.positions.append(build(kind, dims.with_(d_model=head_dim, num_heads=heads)))
+            self.position_of_layer.append(known[kind, head_dim, heads])
             self.window_of_layer.append(getattr(layer.attention, "window", None))
-            blocks.append(Block(layer, dims, self.residual, sites))
-            sites += len(blocks[-1])
+            if not blocks or not config.share_layers:
+                blocks.append(Block(layer, dims, self.residual, sites))
+                sites += len(blocks[-1])
         self.blocks = nn.ModuleList(blocks)
         self.final_norm: nn.Module = build(config.norm, dims) if config.final_norm else nn.Identity()
+
+    @property
+    def layers(self) -> list[Block]:
+        """The block of each layer."""
+        blocks: list[Any] = list(self.blocks)
+        return blocks * len(self.position_of_layer) if self.config.share_layers else blocks
 
     def forward(
         self,
         x_BTM: Tensor,
         positions_BT: Tensor | None = None,
         *,
+        lengths_B: Tensor | None = None,
+        documents_BT: Tensor | None = None,
         rule: Rule | None = None,
         memory_BSN: Tensor | None = None,
         memory_rule: Rule | None = None,
@@ -167,8 +234,9 @@ class Stack(nn.Module):
     ) -> Tensor:
         """Embeddings [B, T, M] to hidden vectors [B, T, M].
 
-        positions_BT: [B or 1, T], by default 0 .. T-1. rule: what else hides keys, besides a causal stack's own rule
-        and each layer's window. memory_BSN: the source; memory_rule: what hides it. cache: takes up the new tokens'
+        positions_BT: [B or 1, T], by default 0 .. T-1. lengths_B, documents_BT: which tokens are one sequence, for
+        positions that depend on its length. rule: what else hides keys, besides a causal stack's own rule and each
+        layer's window. memory_BSN: the source; memory_rule: what hides it. cache: takes up the new tokens'
         keys and values; the caller advances it.
         """
         length = x_BTM.shape[1]
@@ -178,7 +246,13 @@ class Stack(nn.Module):
         slots = torch.arange(length, device=x_BTM.device) if cache is None else cache.slots(length)
         held = end if cache is None or cache.capacity is None else cache.capacity
         dtype = x_BTM.dtype if x_BTM.dtype == torch.float64 else torch.float32
-        phases = [position.phases(positions_BT, dtype) for position in self.positions]  # type: ignore[operator]
+        phases = []
+        for position in self.positions:
+            assert isinstance(position, Position)
+            total_BT = total_lengths(positions_BT, lengths_B, documents_BT) if position.needs_length else None
+            if cache is not None and total_BT is not None:
+                position.check_growth(cache.lengths_B, total_BT)
+            phases.append(position.phases(positions_BT, dtype, total_BT))
         masks: dict[int | None, Mask] = {}
         memory_mask = None
         sharing = cache.rows_per_source if cache is not None else 1
@@ -186,7 +260,7 @@ class Stack(nn.Module):
             queries = torch.arange(length * sharing, device=x_BTM.device)
             memory_mask = Mask(memory_rule, queries, _memory_length(memory_BSN, cache), aligned=False)
         state = self.residual.enter(x_BTM)
-        for layer, block in enumerate(self.blocks):
+        for layer, block in enumerate(self.layers):
             window = self.window_of_layer[layer]
             if window not in masks:
                 masks[window] = Mask(self._rule(window, rule), slots, held, aligned=slots.dim() == 1)

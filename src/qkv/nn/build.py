@@ -21,15 +21,20 @@ class Dims:
     """What a part must know about the place it is built for.
 
     d_model: width of the stream it reads. d_source: width of the keys' and values' source (None: d_model). d_out:
-    width or count of what it produces where that is not d_model (vocabulary, classes). num_layers: depth of the stack.
-    norm: the norm kind of the layer, for parts with norms inside.
+    width or count of what it produces where that is not d_model (vocabulary, classes). d_embedding: width of the
+    embedding tables where that is not d_model. num_layers: depth of the stack. num_heads: of the attention that a
+    position kind acts in. causal: whether the stack sees the past only. norm: the norm kind of the layer, for parts
+    with norms inside.
     """
 
     d_model: int
     d_source: int | None = None
     d_out: int | None = None
+    d_embedding: int | None = None
     max_seq_len: int = 0
     num_layers: int = 1
+    num_heads: int = 1
+    causal: bool = True
     norm: NormConfig = field(default_factory=RMSNormConfig)
 
     def with_(self, **changes: Any) -> Dims:

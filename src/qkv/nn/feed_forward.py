@@ -15,7 +15,7 @@ from qkv.nn.build import Dims, build
 
 
 def gelu_tanh(x: Tensor) -> Tensor:
-    """GELU with the tanh approximation (GPT-2, Gemma)."""
+    """GELU with the tanh approximation (GPT-2, Gemma, T5 v1.1)."""
     return F.gelu(x, approximate="tanh")
 
 
@@ -23,8 +23,10 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
     "gelu": F.gelu,
     "gelu_tanh": gelu_tanh,
+    "silu": F.silu,
     "swiglu": F.silu,
     "geglu": F.gelu,
+    "geglu_tanh": gelu_tanh,
 }
 """The non-linearity of each feed-forward kind; of the gated kinds, the gate's."""
 

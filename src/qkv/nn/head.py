@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from qkv.config.parts import ClassifierHeadConfig, LanguageModelHeadConfig, MaskedLanguageModelHeadConfig, NoHeadConfig
 from qkv.nn.build import Dims, build
 from qkv.nn.feed_forward import ACTIVATIONS
+from qkv.nn.kernels.math import capped
 
 
 class Head(nn.Module):
@@ -25,31 +26,38 @@ class Head(nn.Module):
 
 
 class LanguageModelHead(Head):
-    """logits = h E^T (+ b): [B, T, V]."""
+    """logits = h E^T (+ b): [B, T, V]; h times `scale` (M^-1/2 in T5's tied head), logits bounded by `softcap`."""
 
     def __init__(self, config: LanguageModelHeadConfig, dims: Dims) -> None:
         super().__init__()
         assert dims.d_out is not None
+        self.scale = dims.d_model**-0.5 if config.scale == "rsqrt-d-model" else config.scale
+        self.softcap = config.softcap
         self.weight = nn.Parameter(torch.empty(dims.d_out, dims.d_model))
         self.bias = nn.Parameter(torch.zeros(dims.d_out)) if config.bias else None
 
     def forward(self, h_BTM: Tensor, lengths_B: Tensor | None = None) -> Tensor:
-        return nn.functional.linear(h_BTM, self.weight, self.bias)
+        if self.scale != 1.0:
+            h_BTM = h_BTM * self.scale
+        logits = nn.functional.linear(h_BTM, self.weight, self.bias)
+        return logits if self.softcap is None else capped(logits, self.softcap)
 
     def extra_repr(self) -> str:
         return f"{self.weight.shape[1]} -> {self.weight.shape[0]}"
 
 
 class MaskedLanguageModelHead(Head):
-    """BERT's (Devlin et al. 2018, arXiv 1810.04805): logits = N(act(W h + c)) E^T + b, [B, T, V]."""
+    """BERT's (Devlin et al. 2018, arXiv 1810.04805): logits = N(act(W h + c)) E^T + b, [B, T, V]. W leads to the width
+    of the embedding where that is factorised."""
 
     def __init__(self, config: MaskedLanguageModelHeadConfig, dims: Dims) -> None:
         super().__init__()
         assert dims.d_out is not None
         self.activation = config.activation
-        self.dense = nn.Linear(dims.d_model, dims.d_model)
-        self.norm: nn.Module = build(dims.norm, dims)
-        self.weight = nn.Parameter(torch.empty(dims.d_out, dims.d_model))
+        width = dims.d_embedding or dims.d_model
+        self.dense = nn.Linear(dims.d_model, width)
+        self.norm: nn.Module = build(dims.norm, dims.with_(d_model=width))
+        self.weight = nn.Parameter(torch.empty(dims.d_out, width))
         self.bias = nn.Parameter(torch.zeros(dims.d_out))
 
     def forward(self, h_BTM: Tensor, lengths_B: Tensor | None = None) -> Tensor:

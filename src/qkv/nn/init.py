@@ -1,4 +1,4 @@
-"""How weights start. Norm weights start at 1, biases at 0, whatever the kind."""
+"""How weights start. What multiplies in a norm starts at 1, biases at 0, whatever the kind."""
 
 from __future__ import annotations
 
@@ -13,15 +13,22 @@ from qkv.nn.attention import Attention
 from qkv.nn.block import Stack
 from qkv.nn.feed_forward import FeedForward
 from qkv.nn.head import LanguageModelHead, MaskedLanguageModelHead
-from qkv.nn.position import Learned
+from qkv.nn.norm import RMSNorm
+from qkv.nn.position import Learned, Relative
+from qkv.nn.stem import PatchInput
+
+MATRICES = (nn.Linear, nn.Conv1d, nn.Conv2d)
+"""Modules whose weight is drawn as a matrix, with what one output reads as its inputs."""
 
 
 def initialise(network: nn.Module, config: InitConfig, generator: torch.Generator | None = None) -> None:
     """Draw every weight of `network` anew; from `generator`, or from torch's global one."""
     with torch.no_grad():
         for module in network.modules():
-            if isinstance(module, nn.Linear) and module.bias is not None:
+            if isinstance(module, MATRICES) and module.bias is not None:
                 module.bias.zero_()
+            if isinstance(module, RMSNorm) and module.unit_offset:
+                module.weight.zero_()
         _draw(config, network, generator)
 
 
@@ -31,13 +38,23 @@ def _draw(config: InitConfig, network: nn.Module, generator: torch.Generator | N
 
 
 def _matrices(network: nn.Module) -> list[Tensor]:
-    return [module.weight for module in network.modules() if isinstance(module, nn.Linear)]
+    return [module.weight for module in network.modules() if isinstance(module, MATRICES)]
 
 
 def _tables(network: nn.Module) -> list[Tensor]:
-    """Embeddings, learned positions and untied vocabulary matrices."""
+    """Embeddings, learned positions, class tokens and untied vocabulary matrices."""
     kinds = (nn.Embedding, Learned, LanguageModelHead, MaskedLanguageModelHead)
-    return [module.weight for module in network.modules() if isinstance(module, kinds)]
+    stems = [module for module in network.modules() if isinstance(module, PatchInput)]
+    return [
+        *(module.weight for module in network.modules() if isinstance(module, kinds)),
+        *(stem.class_token for stem in stems if stem.class_token is not None),
+    ]
+
+
+def _relative(network: nn.Module) -> list[tuple[Stack, Relative]]:
+    """The relative positions of each stack, whose tables hold biases of scores."""
+    stacks = [module for module in network.modules() if isinstance(module, Stack)]
+    return [(stack, part) for stack in stacks for part in stack.positions if isinstance(part, Relative)]
 
 
 def _writers(stack: nn.Module) -> list[Tensor]:
@@ -58,7 +75,7 @@ def _gpt2(config: GPT2InitConfig, network: nn.Module, generator: torch.Generator
     for stack in network.modules():
         if isinstance(stack, Stack):
             for weight in _writers(stack):
-                weight.normal_(0.0, config.std / math.sqrt(2 * len(stack.blocks)), generator=generator)
+                weight.normal_(0.0, config.std / math.sqrt(2 * stack.config.num_layers), generator=generator)
 
 
 @_draw.register
@@ -66,7 +83,9 @@ def _xavier(config: XavierInitConfig, network: nn.Module, generator: torch.Gener
     for weight in _matrices(network):
         nn.init.xavier_uniform_(weight, generator=generator)
     for weight in _tables(network):
-        weight.normal_(0.0, weight.shape[1] ** -0.5, generator=generator)
+        weight.normal_(0.0, weight.shape[-1] ** -0.5, generator=generator)
+    for _, position in _relative(network):
+        position.table.weight.zero_()
 
 
 @_draw.register
@@ -74,8 +93,10 @@ def _t5(config: T5InitConfig, network: nn.Module, generator: torch.Generator | N
     for weight in _tables(network):
         weight.normal_(0.0, 1.0, generator=generator)
     for weight in _matrices(network):
-        weight.normal_(0.0, weight.shape[1] ** -0.5, generator=generator)
+        weight.normal_(0.0, weight[0].numel() ** -0.5, generator=generator)
     for module in network.modules():
         if isinstance(module, Attention):  # T5 does not divide scores by sqrt(D): the queries start smaller instead
             std = (module.query.in_features * module.head_dim) ** -0.5
             module.query.weight.normal_(0.0, std, generator=generator)
+    for stack, position in _relative(network):
+        position.table.weight.normal_(0.0, stack.config.d_model**-0.5, generator=generator)

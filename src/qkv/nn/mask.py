@@ -166,19 +166,30 @@ class Mask:
         """The one case in which kernels' causal flags are right: as many queries as keys (flags align top-left)."""
         return isinstance(self.rule, Causal) and self.aligned and self.num_queries == self.num_keys
 
-    def tile(self, q: slice, k: slice) -> Tensor:
-        """allow[..., q, k] as bool [B or 1, tile of T, tile of S], without building the rest."""
+    def slots(self, q: slice, k: slice) -> tuple[Tensor, Tensor]:
+        """The slots of these queries, [B or 1, tile of T, 1], and of these keys, [1, 1, tile of S]."""
         keys = torch.arange(self.num_keys, device=self.q_slots.device)[k]
         queries = self.q_slots[..., q]
-        q_BT1 = (queries if queries.dim() == 2 else queries.unsqueeze(0)).unsqueeze(-1)
-        k_11S = keys[None, None, :]
+        return (queries if queries.dim() == 2 else queries.unsqueeze(0)).unsqueeze(-1), keys[None, None, :]
+
+    def same_slots(self, other: Mask) -> bool:
+        """Whether the other is asked about the very same slots."""
+        return self.q_slots is other.q_slots and self.num_keys == other.num_keys
+
+    def tile(self, q: slice, k: slice) -> Tensor:
+        """allow[..., q, k] as bool [B or 1, tile of T, tile of S], without building the rest."""
+        q_BT1, k_11S = self.slots(q, k)
+        shape = q_BT1.shape[1], k_11S.shape[2]
         if self.rule is None:
-            return torch.ones(1, q_BT1.shape[1], keys.shape[0], dtype=torch.bool, device=keys.device)
+            return torch.ones(1, *shape, dtype=torch.bool, device=k_11S.device)
         allowed = self.rule.allow(q_BT1, k_11S)
-        return allowed.expand(allowed.shape[0], q_BT1.shape[1], keys.shape[0])
+        return allowed.expand(allowed.shape[0], *shape)
 
     def tensor(self) -> Tensor:
-        """The whole rule as bool [B or 1, 1, T, S], built once."""
+        """The whole rule as bool [B or 1, 1, T, S], built once. Each compiled block builds its own: that the first one
+        finds none and the others do would make it another graph."""
+        if torch.compiler.is_compiling():
+            return self.tile(slice(None), slice(None)).unsqueeze(1)
         if self._tensor is None:
             self._tensor = self.tile(slice(None), slice(None)).unsqueeze(1)
         return self._tensor

@@ -31,24 +31,32 @@ class LayerNorm(nn.Module):
 
 
 class RMSNorm(nn.Module):
-    """x / sqrt(mean(x^2) + eps) * g (Zhang and Sennrich 2019, arXiv 1910.07467).
+    """x / sqrt(mean(x^2) + eps) * g (Zhang and Sennrich 2019, arXiv 1910.07467), computed in float32.
 
-    In LLaMA's rounding order: normalise in float32, round to the input's dtype, then multiply by the weight.
+    `before-weight` (LLaMA) rounds to the input's dtype what is then multiplied by g; `after-weight` (Gemma, OLMo-2)
+    rounds the product. With `unit_offset` g is 1 + weight.
     """
 
     def __init__(self, config: RMSNormConfig, dims: Dims) -> None:
         super().__init__()
         self.eps = config.eps
-        self.weight = nn.Parameter(torch.ones(dims.d_model))
+        self.unit_offset = config.unit_offset
+        self.round_last = config.rounding == "after-weight"
+        self.weight = nn.Parameter((torch.zeros if config.unit_offset else torch.ones)(dims.d_model))
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., M] -> [..., M]."""
         wide = x.double() if x.dtype == torch.float64 else x.float()
         normalised = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
-        return self.weight * normalised.to(x.dtype)
+        weight = self.weight.to(wide.dtype) if self.round_last else self.weight
+        if self.unit_offset:
+            weight = 1.0 + weight
+        if self.round_last:
+            return (weight * normalised).to(x.dtype)
+        return weight * normalised.to(x.dtype)
 
     def extra_repr(self) -> str:
-        return f"{self.weight.shape[0]}, eps={self.eps}"
+        return f"{self.weight.shape[0]}, eps={self.eps}{', 1 + weight' if self.unit_offset else ''}"
 
 
 def _identity(config: NoNormConfig, dims: Dims) -> nn.Identity:

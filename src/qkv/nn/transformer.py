@@ -1,6 +1,7 @@
 """The whole model: embeddings, an encoder stack, a decoder stack, a head. Absent parts are absent.
 
-Shapes: B batch, T tokens, S source tokens, M model width, V vocabulary, C classes, W feature width.
+Shapes: B batch, T tokens, S source tokens, M model width, V vocabulary, C classes, W feature width. Where an encoder
+reads sound or images, T or S are the vectors that its stem makes.
 """
 
 from __future__ import annotations
@@ -98,7 +99,8 @@ class Transformer(nn.Module):
             self.decoder_embedding = Embedding(stacks["decoder"])
             self.decoder = Stack(stacks["decoder"], causal=True, d_source=d_source)
         assert config.head is not None
-        self.head: Head = build(config.head, Dims(last.d_model, d_out=last.vocab_size, norm=last.norm))
+        dims = Dims(last.d_model, d_out=last.vocab_size, d_embedding=last.embedding.width, norm=last.norm)
+        self.head: Head = build(config.head, dims)
 
     def _start(self, generator: torch.Generator | None) -> None:
         with torch.no_grad():
@@ -138,7 +140,7 @@ class Transformer(nn.Module):
         parameter = next(self.parameters())
         return Cache(
             batch,
-            len(self.decoder.blocks),
+            self.decoder.config.num_layers,
             capacity=length,
             cross=self.encoder is not None,
             device=parameter.device,
@@ -161,13 +163,15 @@ class Transformer(nn.Module):
     ) -> Any:
         """Logits, or with `labels` an `Output`.
 
-        ids [B, T]: of the decoder, or of an encoder-only model (there also features [B, T, W]). source [B, S] ids or
-        [B, S, W] features: read by the encoder of an encoder-decoder; after the first call with a cache it is not
-        passed again. lengths, source_lengths [B]: real tokens per row; padding is on the right. positions [B, T]: by
-        default 0, 1, ... per row, continued from the cache, restarting in each document. documents [B, T],
-        source_documents [B, S]: equal ids belong together and see only each other; of an encoder-decoder both sides
-        are numbered alike. segments [B, T]: BERT's token types. labels [B, T] (or [B] for a classifier): the target of
-        the logit in the same place, -100 where there is none. logits "last": only each row's last real token.
+        ids [B, T]: of the decoder, or of an encoder-only model. source [B, S]: read by the encoder of an
+        encoder-decoder; after the first call with a cache it is not passed again. What an encoder reads may instead be
+        features [B, T, W], log-mel features [B, frames, mels], of which T = ceil(frames / 2) vectors become, or images
+        [B, channels, height, width], whose T is fixed. lengths, source_lengths [B]: real tokens, features or frames per
+        row; padding is on the right. positions [B, T]: by default 0, 1, ... per row, continued from the cache,
+        restarting in each document. documents [B, T], source_documents [B, S]: equal ids belong together and see only
+        each other; of an encoder-decoder both sides are numbered alike. segments [B, T]: BERT's token types. labels
+        [B, T] (or [B] for a classifier): the target of the logit in the same place, -100 where there is none. logits
+        "last": only each row's last real token.
 
         Logits are [B, T, V] (head none: hidden vectors [B, T, M]), [B, 1, V] for "last", [B, C] of a classifier.
         Raises UsageError for arguments that do not fit the model or each other.
@@ -188,6 +192,7 @@ class Transformer(nn.Module):
         )
         if self.decoder is None:
             h_BTM = self._encode(ids, lengths, positions, documents, segments)
+            lengths = self._vectors_of(lengths)
         else:
             memory_BSM, rule = self._memory(source, source_lengths, documents, source_documents, cache)
             h_BTM = self._decode(ids, lengths, positions, documents, segments, cache, memory_BSM, rule)
@@ -198,7 +203,7 @@ class Transformer(nn.Module):
         return self.head(h_BTM, lengths)
 
     def encode(self, inputs: Tensor, lengths: Tensor | None = None) -> Tensor:
-        """The encoder's hidden vectors [B, S, M] for ids [B, S] or features [B, S, W]; lengths [B]: of each row."""
+        """The encoder's hidden vectors [B, S, M] for what it reads; lengths [B]: of each row."""
         if self.encoder is None:
             raise UsageError("a decoder-only model has no encoder")
         check_sequence(self.encoder.config, inputs, lengths, None, None, None, prefix="", name="inputs")
@@ -214,11 +219,18 @@ class Transformer(nn.Module):
     ) -> Tensor:
         assert self.encoder is not None
         assert self.encoder_embedding is not None
-        rule, real_BT = _hidden_by(inputs, lengths, documents)
-        positions = _positions(inputs, positions, documents, None)
-        x_BSM = self.encoder_embedding(inputs, positions, segments, real_BT)
-        h_BSM: Tensor = self.encoder(x_BSM, positions, rule=rule)
+        vectors_B = self._vectors_of(lengths)
+        rule = _hidden_by(vectors_B, documents)
+        index_1S = torch.arange(self.encoder.config.input.length(inputs.shape[1]), device=inputs.device)[None]
+        positions = _positions(index_1S, positions, documents, None)
+        x_BSM = self.encoder_embedding(inputs, positions, segments, lengths)
+        h_BSM: Tensor = self.encoder(x_BSM, positions, lengths_B=vectors_B, documents_BT=documents, rule=rule)
         return h_BSM
+
+    def _vectors_of(self, lengths: Tensor | None) -> Tensor | None:
+        """How many real vectors [B] the encoder makes of the real ids, features or frames of each row."""
+        assert self.encoder is not None
+        return None if lengths is None else self.encoder.config.input.length(lengths)
 
     def _memory(
         self,
@@ -233,7 +245,8 @@ class Transformer(nn.Module):
             return None, cache.source_rule
         if source is None:
             return None, None
-        rule: Rule | None = Padding(source_lengths) if source_lengths is not None else None
+        vectors_B = self._vectors_of(source_lengths)
+        rule: Rule | None = Padding(vectors_B) if vectors_B is not None else None
         if documents is not None and source_documents is not None:
             within = Documents(documents, source_documents)
             rule = within if rule is None else within & rule
@@ -258,11 +271,18 @@ class Transformer(nn.Module):
         assert self.decoder is not None
         assert self.decoder_embedding is not None
         # a causal stack hides right padding by itself: it lies in every real token's future
-        rule, real_BT = _hidden_by(ids, lengths, documents, padding=False)
-        positions = _positions(ids, positions, documents, cache)
-        x_BTM = self.decoder_embedding(ids, positions, segments, real_BT)
+        rule = _hidden_by(None, documents)
+        positions = _positions(torch.arange(ids.shape[1], device=ids.device)[None], positions, documents, cache)
+        x_BTM = self.decoder_embedding(ids, positions, segments, lengths)
         h_BTM: Tensor = self.decoder(
-            x_BTM, positions, rule=rule, memory_BSN=memory_BSM, memory_rule=memory_rule, cache=cache
+            x_BTM,
+            positions,
+            lengths_B=lengths,
+            documents_BT=documents,
+            rule=rule,
+            memory_BSN=memory_BSM,
+            memory_rule=memory_rule,
+            cache=cache,
         )
         if cache is not None:
             cache.advance(ids.shape[1], lengths)
@@ -284,23 +304,18 @@ class Transformer(nn.Module):
         return Output(loss_sum, (labels != IGNORE).sum())
 
 
-def _hidden_by(
-    inputs: Tensor, lengths: Tensor | None, documents: Tensor | None, *, padding: bool = True
-) -> tuple[Rule | None, Tensor | None]:
-    """The rule by which lengths and documents hide keys, and which slots [B, T] are real (None: all)."""
+def _hidden_by(lengths: Tensor | None, documents: Tensor | None) -> Rule | None:
+    """The rule by which lengths and documents hide keys."""
     rule: Rule | None = Documents(documents, documents) if documents is not None else None
     if lengths is None:
-        return rule, None
-    if padding:
-        rule = Padding(lengths) if rule is None else rule & Padding(lengths)
-    return rule, torch.arange(inputs.shape[1], device=inputs.device) < lengths[:, None]
+        return rule
+    return Padding(lengths) if rule is None else rule & Padding(lengths)
 
 
-def _positions(inputs: Tensor, positions: Tensor | None, documents: Tensor | None, cache: Cache | None) -> Tensor:
+def _positions(index_1T: Tensor, positions: Tensor | None, documents: Tensor | None, cache: Cache | None) -> Tensor:
     """Positions [B or 1, T]: given, or continued from the cache, or restarting where a document begins."""
     if positions is not None:
         return positions
-    index_1T = torch.arange(inputs.shape[1], device=inputs.device)[None]
     if cache is not None:
         return index_1T + (cache.longest if cache.even and cache.capacity is None else cache.lengths_B[:, None])
     if documents is None:

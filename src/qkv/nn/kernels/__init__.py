@@ -1,4 +1,4 @@
-"""Interchangeable ways to compute one function: softmax(q k^T * scale, where allowed) v.
+"""Interchangeable ways to compute one function: softmax(cap(q k^T * scale) + bias, where allowed) v.
 
 A configuration never changes its meaning with the kernel. `math` is the reference; a kernel that cannot do something
 hands it to `math` and says so once.

@@ -9,8 +9,10 @@ from __future__ import annotations
 import logging
 from functools import cache
 
+import torch
 from torch import Tensor, nn
 
+from qkv.nn.bias import Bias
 from qkv.nn.mask import Mask
 
 log = logging.getLogger("qkv")
@@ -24,13 +26,30 @@ class Kernel(nn.Module):
     """
 
     def forward(
-        self, q_BHTD: Tensor, k_BGSD: Tensor, v_BGSE: Tensor, mask: Mask, scale: float, dropout: float = 0.0
+        self,
+        q_BHTD: Tensor,
+        k_BGSD: Tensor,
+        v_BGSE: Tensor,
+        mask: Mask,
+        scale: float,
+        dropout: float = 0.0,
+        bias: Bias | None = None,
+        softcap: float | None = None,
     ) -> Tensor:
-        """The attended values, [B, H, T, E]. `dropout` is the probability of dropping an attention weight."""
+        """The attended values, [B, H, T, E].
+
+        dropout: the probability of dropping an attention weight. bias: added to the scores. softcap: c makes the scaled
+        scores s c tanh(s / c), before any bias.
+        """
         raise TypeError(f"{type(self).__name__} computes nothing")
 
 
-@cache
 def say_fallback(kernel: str, feature: str) -> None:
-    """Say, once per process, that `math` does what `kernel` cannot."""
+    """Say, once per process, that `math` does what `kernel` cannot; not within a compiled graph, which it would cut."""
+    if not torch.compiler.is_compiling():
+        _say(kernel, feature)
+
+
+@cache
+def _say(kernel: str, feature: str) -> None:
     log.warning("the %s kernel cannot do %s: using math", kernel, feature)

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from qkv.nn.bias import Bias
 from qkv.nn.kernels.base import Kernel
 from qkv.nn.mask import Mask
 
@@ -14,21 +15,46 @@ class MathKernel(Kernel):
     """Explicit attention ("Attention Is All You Need", eq. 1). Memory grows with T x S; does everything."""
 
     def forward(
-        self, q_BHTD: Tensor, k_BGSD: Tensor, v_BGSE: Tensor, mask: Mask, scale: float, dropout: float = 0.0
+        self,
+        q_BHTD: Tensor,
+        k_BGSD: Tensor,
+        v_BGSE: Tensor,
+        mask: Mask,
+        scale: float,
+        dropout: float = 0.0,
+        bias: Bias | None = None,
+        softcap: float | None = None,
     ) -> Tensor:
-        return self.attend(q_BHTD, k_BGSD, v_BGSE, mask, scale, dropout)[0]
+        return self.attend(q_BHTD, k_BGSD, v_BGSE, mask, scale, dropout, bias, softcap)[0]
 
     def attend(
-        self, q_BHTD: Tensor, k_BGSD: Tensor, v_BGSE: Tensor, mask: Mask, scale: float, dropout: float = 0.0
+        self,
+        q_BHTD: Tensor,
+        k_BGSD: Tensor,
+        v_BGSE: Tensor,
+        mask: Mask,
+        scale: float,
+        dropout: float = 0.0,
+        bias: Bias | None = None,
+        softcap: float | None = None,
     ) -> tuple[Tensor, Tensor]:
         """The attended values [B, H, T, E] and the weights [B, H, T, S] (before dropout) that made them."""
         k_BGSD, v_BGSE = mask.without_padding(k_BGSD, v_BGSE)
         q_BGRTD = grouped(q_BHTD, k_BGSD.shape[1])
         scores_BHTS = (q_BGRTD @ k_BGSD.unsqueeze(2).transpose(-1, -2)).flatten(1, 2) * scale
+        if softcap is not None:
+            scores_BHTS = capped(scores_BHTS, softcap)
+        if bias is not None:
+            scores_BHTS = scores_BHTS + bias.tensor(mask).to(scores_BHTS.dtype)
         weights_BHTS = masked_softmax(scores_BHTS, None if mask.everything else mask.tensor())
         dropped_BHTS = F.dropout(weights_BHTS, dropout) if dropout else weights_BHTS
         out_BGRTE = grouped(dropped_BHTS, v_BGSE.shape[1]) @ v_BGSE.unsqueeze(2)
         return out_BGRTE.flatten(1, 2), weights_BHTS
+
+
+def capped(x: Tensor, cap: float) -> Tensor:
+    """cap * tanh(x / cap): x where it is small, never beyond +-cap (Bello et al. 2016; Gemma 2)."""
+    return cap * torch.tanh(x / cap)
 
 
 def grouped(x_BHTD: Tensor, kv_heads: int) -> Tensor:

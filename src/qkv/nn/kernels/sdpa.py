@@ -5,7 +5,9 @@ from __future__ import annotations
 from torch import Tensor
 from torch.nn import functional as F
 
-from qkv.nn.kernels.base import Kernel
+from qkv.nn.bias import Bias
+from qkv.nn.kernels.base import Kernel, say_fallback
+from qkv.nn.kernels.math import MathKernel
 from qkv.nn.mask import Mask, paddings
 
 
@@ -13,14 +15,27 @@ class SdpaKernel(Kernel):
     """`scaled_dot_product_attention`: never holds the T x S scores where the device has a fused kernel.
 
     Its causal flag is used only for as many queries as keys (it aligns the mask top-left), and never together with a
-    mask (what that means depends on the backend). Weight dropout makes it compute explicitly on a CPU.
+    mask (what that means depends on the backend). Weight dropout makes it compute explicitly on a CPU. A bias goes in
+    as a float mask. A soft cap, and the gradient of a learned bias, it cannot do.
     """
 
     def forward(
-        self, q_BHTD: Tensor, k_BGSD: Tensor, v_BGSE: Tensor, mask: Mask, scale: float, dropout: float = 0.0
+        self,
+        q_BHTD: Tensor,
+        k_BGSD: Tensor,
+        v_BGSE: Tensor,
+        mask: Mask,
+        scale: float,
+        dropout: float = 0.0,
+        bias: Bias | None = None,
+        softcap: float | None = None,
     ) -> Tensor:
+        learning = bias is not None and bias.learning
+        if softcap is not None or learning:
+            say_fallback("sdpa", "a soft cap on scores" if softcap is not None else "the gradient of a learned bias")
+            return MathKernel().attend(q_BHTD, k_BGSD, v_BGSE, mask, scale, dropout, bias, softcap)[0]
         grouped = q_BHTD.shape[1] != k_BGSD.shape[1]
-        if mask.everything or mask.square_causal:
+        if bias is None and (mask.everything or mask.square_causal):
             return F.scaled_dot_product_attention(
                 q_BHTD,
                 k_BGSD,
@@ -35,7 +50,10 @@ class SdpaKernel(Kernel):
         allowed = mask.tensor()
         # an empty row may attend to everything and is zeroed afterwards: backends disagree on what it would give
         empty = ~allowed.any(-1, keepdim=True)
+        seen = allowed | empty
+        if bias is not None:
+            seen = bias.tensor(mask).to(q_BHTD.dtype).masked_fill(~seen, float("-inf"))
         out_BHTE = F.scaled_dot_product_attention(
-            q_BHTD, k_BGSD, v_BGSE, attn_mask=allowed | empty, dropout_p=dropout, scale=scale, enable_gqa=grouped
+            q_BHTD, k_BGSD, v_BGSE, attn_mask=seen, dropout_p=dropout, scale=scale, enable_gqa=grouped
         )
         return out_BHTE.masked_fill(empty, 0.0)

@@ -19,15 +19,16 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import FunctionCtx
 
+from qkv.nn.bias import Bias
 from qkv.nn.kernels.base import Kernel, say_fallback
 from qkv.nn.kernels.math import MathKernel, grouped
 from qkv.nn.mask import Causal, Mask
 
 
 class TiledKernel(Kernel):
-    """The online-softmax algorithm in plain PyTorch, forward and backward; `tile` is the side of a tile in slots."""
+    """The online-softmax algorithm in plain PyTorch, forward and backward; `tile` is the side of a tile in slots. It
+    drops no weights and caps no scores."""
 
     def __init__(self, tile: int = 256) -> None:
         super().__init__()
@@ -36,16 +37,24 @@ class TiledKernel(Kernel):
         self._outside_graphs = torch.compiler.disable(_tiled_attention)  # type: ignore[no-untyped-call]
 
     def forward(
-        self, q_BHTD: Tensor, k_BGSD: Tensor, v_BGSE: Tensor, mask: Mask, scale: float, dropout: float = 0.0
+        self,
+        q_BHTD: Tensor,
+        k_BGSD: Tensor,
+        v_BGSE: Tensor,
+        mask: Mask,
+        scale: float,
+        dropout: float = 0.0,
+        bias: Bias | None = None,
+        softcap: float | None = None,
     ) -> Tensor:
-        if dropout:
-            say_fallback("tiled", "dropout on attention weights")
-            return MathKernel().attend(q_BHTD, k_BGSD, v_BGSE, mask, scale, dropout)[0]
+        if dropout or softcap is not None:
+            say_fallback("tiled", "dropout on attention weights" if dropout else "a soft cap on scores")
+            return MathKernel().attend(q_BHTD, k_BGSD, v_BGSE, mask, scale, dropout, bias, softcap)[0]
         k_BGSD, v_BGSE = mask.without_padding(k_BGSD, v_BGSE)
         # [B, G, R, T, D] against [B, G, 1, S, D]: query heads of a group share its keys and values
         q_BGRTD = grouped(q_BHTD, k_BGSD.shape[1])
         out_BGRTE: Tensor = self._outside_graphs(
-            q_BGRTD, k_BGSD.unsqueeze(2), v_BGSE.unsqueeze(2), mask, scale, self.tile
+            q_BGRTD, k_BGSD.unsqueeze(2), v_BGSE.unsqueeze(2), bias, mask, scale, self.tile
         )
         return out_BGRTE.flatten(1, 2)
 
@@ -72,15 +81,32 @@ def _tiles(mask: Mask, tile: int) -> Iterator[tuple[slice, list[tuple[slice, Ten
         yield queries, visits
 
 
-def _scores(q_tD: Tensor, k_sD: Tensor, scale: float, allowed: Tensor | None) -> Tensor:
+def _scores(q_tD: Tensor, k_sD: Tensor, scale: float, bias_ts: Tensor | None, allowed: Tensor | None) -> Tensor:
     scores_ts = (q_tD @ k_sD.transpose(-1, -2)).float() if q_tD.dtype.itemsize < 4 else q_tD @ k_sD.transpose(-1, -2)
     scores_ts = scores_ts * scale
+    if bias_ts is not None:
+        scores_ts = scores_ts + bias_ts.to(scores_ts.dtype)
     return scores_ts if allowed is None else scores_ts.masked_fill(~allowed, float("-inf"))
+
+
+def _bias(bias: Bias | None, weight: Tensor | None, mask: Mask, q: slice, k: slice, groups: int) -> Tensor | None:
+    """A tile of the bias, [B or 1, G, R, t, s]."""
+    return None if bias is None else grouped(bias.tile(mask, q, k, weight), groups)
 
 
 class _TiledAttention(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float, tile: int) -> Tensor:
+    def forward(
+        ctx: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        weight: Tensor | None,
+        bias: Bias | None,
+        mask: Mask,
+        scale: float,
+        tile: int,
+    ) -> Tensor:
         out = q.new_empty(*q.shape[:-1], v.shape[-1])
         sum_dtype = torch.promote_types(q.dtype, torch.float32)
         lse = torch.empty(q.shape[:-1], dtype=sum_dtype, device=q.device)
@@ -90,7 +116,8 @@ class _TiledAttention(torch.autograd.Function):
             z = torch.zeros_like(m)
             o = torch.zeros(*q_tD.shape[:-1], v.shape[-1], dtype=sum_dtype, device=q.device)
             for keys, allowed in visits:
-                s = _scores(q_tD, k[..., keys, :], scale, allowed)
+                b = _bias(bias, weight, mask, queries, keys, groups=k.shape[1])
+                s = _scores(q_tD, k[..., keys, :], scale, b, allowed)
                 m_new = torch.maximum(m, s.amax(-1, keepdim=True))
                 # no key seen yet: m' is -inf, and exp(-inf - -inf) would be NaN; subtracting 0 gives exp(-inf) = 0
                 m_safe = m_new.masked_fill(m_new == float("-inf"), 0.0)
@@ -102,31 +129,40 @@ class _TiledAttention(torch.autograd.Function):
             out[..., queries, :] = (o / z.masked_fill(empty, 1.0)).to(q.dtype)
             # an empty row gets lse = +inf, so that backward finds the probability exp(S - inf) = 0 everywhere
             lse[..., queries] = (m + z.log()).masked_fill(empty, float("inf")).squeeze(-1)
-        ctx.save_for_backward(q, k, v, out, lse)
-        ctx.mask, ctx.scale, ctx.tile = mask, scale, tile
+        ctx.save_for_backward(q, k, v, out, lse, weight)
+        ctx.bias, ctx.mask, ctx.scale, ctx.tile = bias, mask, scale, tile
         return out
 
     @staticmethod
-    def backward(ctx: FunctionCtx, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, out, lse = ctx.saved_tensors  # type: ignore[attr-defined]
-        d_out = grads[0]
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v, out, lse, weight = ctx.saved_tensors
+        bias, mask, d_out = ctx.bias, ctx.mask, grads[0]
+        learned = ctx.needs_input_grad[3]
+        dw = torch.zeros_like(weight) if learned else None
+        weight = weight.detach().requires_grad_() if learned else weight
         dq, dk, dv = torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
         # rowsum(dP * P) = rowsum(dO * O): the softmax's own term, from what is at hand (FlashAttention, appendix B)
         delta = (d_out * out).sum(-1, keepdim=True)
-        for queries, visits in _tiles(ctx.mask, ctx.tile):  # type: ignore[attr-defined]
+        for queries, visits in _tiles(mask, ctx.tile):
             q_tD, d_tE, lse_t = q[..., queries, :], d_out[..., queries, :], lse[..., queries].unsqueeze(-1)
             for keys, allowed in visits:
                 k_sD, v_sE = k[..., keys, :], v[..., keys, :]
-                p = (_scores(q_tD, k_sD, ctx.scale, allowed) - lse_t).exp().to(q.dtype)  # type: ignore[attr-defined]
+                with torch.set_grad_enabled(learned):
+                    b = _bias(bias, weight, mask, queries, keys, groups=k.shape[1])
+                p = (_scores(q_tD, k_sD, ctx.scale, b, allowed) - lse_t).exp().to(q.dtype)
                 dp = d_tE @ v_sE.transpose(-1, -2)
-                ds = p * (dp - delta[..., queries, :]) * ctx.scale  # type: ignore[attr-defined]
+                ds = p * (dp - delta[..., queries, :])
+                if dw is not None and b is not None:
+                    dw += torch.autograd.grad(b, weight, ds.sum_to_size(b.shape).to(b.dtype))[0]
+                ds = ds * ctx.scale
                 dq[..., queries, :] += ds @ k_sD
                 # the R query heads of a group share one key/value head: their gradients add up
                 dk[..., keys, :] += (ds.transpose(-1, -2) @ q_tD).sum(2, keepdim=True)
                 dv[..., keys, :] += (p.transpose(-1, -2) @ d_tE).sum(2, keepdim=True)
-        return dq, dk, dv, None, None, None
+        return dq, dk, dv, dw, None, None, None, None
 
 
-def _tiled_attention(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float, tile: int) -> Tensor:
-    out: Tensor = _TiledAttention.apply(q, k, v, mask, scale, tile)  # type: ignore[no-untyped-call]
+def _tiled_attention(q: Tensor, k: Tensor, v: Tensor, bias: Bias | None, mask: Mask, scale: float, tile: int) -> Tensor:
+    weight = None if bias is None else bias.weight
+    out: Tensor = _TiledAttention.apply(q, k, v, weight, bias, mask, scale, tile)  # type: ignore[no-untyped-call]
     return out

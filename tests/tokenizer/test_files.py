@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import random
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -178,6 +180,19 @@ def test_foreign_tokenizers_encode_and_decode_as_the_library_does(
     assert Tokenizer.load(saved).encode(text) == ids
 
 
+def test_added_tokens_are_found_as_their_file_says(tmp_path: Path) -> None:
+    backend = llama()
+    backend.add_tokens([AddedToken("<l>", lstrip=True), AddedToken("<r>", rstrip=True, normalized=False)])
+    backend.add_tokens([AddedToken("lo", single_word=True), AddedToken("w ow", normalized=True)])
+    backend.add_special_tokens([AddedToken("<s>", rstrip=True), AddedToken("</s>", lstrip=True, normalized=True)])
+    tokenizer = load(backend, tmp_path)
+    for text in ("low  <l>  low <r>  low", "lo low", "low ow", "<s>  low </s> <s><r>"):
+        assert tokenizer.encode(text, parse_special=True) == backend.encode(text, add_special_tokens=False).ids
+        backend.encode_special_tokens = True
+        assert tokenizer.encode(text) == backend.encode(text, add_special_tokens=False).ids
+        backend.encode_special_tokens = False
+
+
 def test_a_file_keeps_its_own_splitting(tmp_path: Path) -> None:
     # the same vocabulary, another splitting: other ids
     assert load(gpt(), tmp_path).encode("1223") != load(gpt(r"\p{N}"), tmp_path).encode("1223")
@@ -271,12 +286,33 @@ def test_unknown_parts_are_called_unsupported(part: str, tmp_path: Path) -> None
         Tokenizer.load(tmp_path)
 
 
-@pytest.mark.parametrize("name", ["model.gguf", "a.tiktoken", "spm.model"])
+@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer", "a.txt.gz"])
 def test_other_formats_are_refused_with_what_is_supported(name: str, tmp_path: Path) -> None:
-    (tmp_path / name).write_bytes(b"GGUF")
+    (tmp_path / name).write_bytes(b"something")
     with pytest.raises(QkvError, match="not supported") as caught:
         Tokenizer.load(tmp_path / name)
     assert "tokenizer.json" in (caught.value.hint or "")
+
+
+@pytest.mark.parametrize("make", [bert, llama, t5, gpt])
+def test_no_change_of_a_value_does_more_than_fail(make: Callable[[], tokenizers.Tokenizer], tmp_path: Path) -> None:
+    chance, good = random.Random(0), make().to_str()
+    odd = [None, 5, -1, 1e300, 2**32, "", "x", "$A", [], {}, True, [["a", "b"]], {"type": "ByteLevel"}]
+    for _ in range(100):
+        tree = json.loads(good)
+        part, key = chance.choice(list(places(tree)))
+        part[key] = chance.choice(odd)
+        (tmp_path / "tokenizer.json").write_text(json.dumps(tree), encoding="utf-8")
+        with suppress(QkvError):
+            tokenizer = Tokenizer.load(tmp_path)
+            tokenizer.decode(tokenizer.encode("low <s> 我", add_special=True))
+
+
+def places(tree: Any) -> Iterator[tuple[Any, Any]]:
+    """(list or dict, index or key) of every value in a JSON tree."""
+    for key in tree if isinstance(tree, dict) else range(len(tree)) if isinstance(tree, list) else ():
+        yield tree, key
+        yield from places(tree[key])
 
 
 def test_json_that_is_no_tokenizer_is_told_apart(tmp_path: Path) -> None:

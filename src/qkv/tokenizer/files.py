@@ -1,35 +1,64 @@
-"""Tokenizer folders: `tokenizer.json` (the format of the `tokenizers` library) and `tokenizer_config.json` beside it.
+"""Tokenizer files: which there are, what they say, and our own folder.
 
-The second file says what the special tokens are for, in Hugging Face's spelling, so that `transformers` reads our
-folders and we read theirs; our own additions stand under its key `qkv`.
+Our folder is `tokenizer.json` (the format of the `tokenizers` library) and `tokenizer_config.json` beside it. The
+second says what the special tokens are for, in Hugging Face's spelling, so that `transformers` reads our folders and we
+read theirs; our own additions stand under its key `qkv`. Other people's files become the same on reading.
 """
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import tokenizers
-from tokenizers import models, normalizers, pre_tokenizers
+from tokenizers import AddedToken, models, normalizers, pre_tokenizers
 
-from qkv.config.errors import NotFoundError, QkvError
+from qkv.config.errors import NotFoundError, QkvError, UsageError
+from qkv.tokenizer import gguf, llama2c, sentencepiece, tiktoken
+from qkv.tokenizer.backends import (
+    MAX_TOKENS,
+    Source,
+    check_charsmap,
+    check_vocabulary,
+    damaged,
+    put_around,
+    unsupported,
+    wordpiece,
+)
 
 TOKENIZER_FILE = "tokenizer.json"
 CONFIG_FILE = "tokenizer_config.json"
+TEMPLATE_FILE = "chat_template.jinja"
 ROLES = ("pad", "bos", "eos", "unk", "mask", "cls", "sep")
 """What a special token can be for."""
 
+_OTHER_CONFIG_FILES = ("special_tokens_map.json", "added_tokens.json")
+_IN_FOLDERS = (
+    TOKENIZER_FILE,
+    f"tokenizer/{TOKENIZER_FILE}",
+    "tokenizer.model",
+    "spiece.model",
+    "sentencepiece.bpe.model",
+    "*.tiktoken",
+    "vocab.txt",
+    "tokenizer.bin",
+)
 _FORMAT_VERSION = 1
-_SUPPORTED = f"a folder with {TOKENIZER_FILE}, or such a file (ours or Hugging Face's)"
-_LARGEST_ID = 1 << 24  # a file that claims more would make somebody allocate an embedding for it
+_LARGEST_FILE = 1 << 28  # bytes; those in use have some ten million
+_SUPPORTED = (
+    f"a folder with {TOKENIZER_FILE}, or such a file (ours or Hugging Face's); a .gguf, .tiktoken or SentencePiece "
+    ".model file, BERT's vocab.txt, llama2.c's tokenizer.bin"
+)
 _KINDS = {"BPE": "bpe", "Unigram": "unigram", "WordPiece": "wordpiece", "WordLevel": "word"}
 _USUAL_TOKENS = {
     "pad": ("<pad>", "[PAD]", "<|pad|>"),
-    "bos": ("<bos>", "<s>", "[BOS]", "<|begin_of_text|>", "<|startoftext|>"),
+    "bos": ("<bos>", "<s>", "[BOS]", "<|begin_of_text|>", "<|startoftext|>", "<|endoftext|>"),
     "eos": ("<eos>", "</s>", "[EOS]", "<|endoftext|>", "<|end_of_text|>"),
     "unk": ("<unk>", "[UNK]"),
     "mask": ("<mask>", "[MASK]"),
@@ -38,45 +67,317 @@ _USUAL_TOKENS = {
 }
 
 
-def read(path: str | os.PathLike[str]) -> tuple[str, str, dict[str, str]]:
-    """(the JSON, kind, role -> special token) from a folder or a `tokenizer.json`.
+def read(path: str | os.PathLike[str], encoding: str | None = None) -> Source:
+    """The tokenizer in a folder or file. `encoding` names that of a tiktoken file which is not a known one.
 
-    Raises NotFoundError, and QkvError that tells "not supported" from "damaged".
+    Raises NotFoundError, UsageError, and QkvError that tells "not supported" from "damaged".
     """
     file = _find(Path(path))
+    try:
+        reader = _reader(file)
+        if reader is tiktoken.read:
+            return _as_configured(tiktoken.read(file, encoding), file)
+        if encoding is not None:
+            raise UsageError("only tiktoken files need to be told their encoding", where=str(file))
+        return reader(file)
+    except OSError as error:
+        raise QkvError(f"the tokenizer file cannot be read: {error.strerror}", where=str(file)) from None
+
+
+def _find(path: Path) -> Path:
+    if not path.exists():
+        raise NotFoundError("there is no such tokenizer", where=str(path), hint=_SUPPORTED)
+    if not path.is_dir():
+        return path
+    for name in _IN_FOLDERS:
+        if found := sorted(file for file in path.glob(name) if file.is_file()):
+            return found[0]
+    raise NotFoundError(f"there is no {TOKENIZER_FILE} in this folder", where=str(path), hint=_SUPPORTED)
+
+
+def _reader(file: Path) -> Callable[..., Source]:
+    with file.open("rb") as opened:
+        head = opened.read(4096)
+    if file.suffix in (".model", ".tiktoken") and tiktoken.is_rank_file(head):
+        return tiktoken.read
+    if file.suffix not in _READERS:
+        name = file.suffix or file.name
+        raise QkvError(f"{name} files are not supported as tokenizers", where=str(file), hint=_SUPPORTED)
+    if file.suffix != ".gguf":  # which holds a model too
+        _check_size(file)
+    return _READERS[file.suffix]
+
+
+def _check_size(file: Path) -> None:
+    if file.stat().st_size > _LARGEST_FILE:
+        raise damaged(f"it has {file.stat().st_size:,} bytes", file)
+
+
+# --- tokenizer.json ---------------------------------------------------------------------------------------------------
+
+
+def _read_json(file: Path) -> Source:
     text = _text(file)
     tree = _json(text, file)
     if not isinstance(tree.get("model"), dict):
         raise QkvError("this JSON file is not a tokenizer", where=str(file), hint=_SUPPORTED)
     for section, known in (("model", models), ("normalizer", normalizers), ("pre_tokenizer", pre_tokenizers)):
-        for name in _types(tree.get(section)):
-            if not hasattr(known, name):
-                raise QkvError(f"a tokenizer with the {section} {name!r} is not supported", where=str(file))
+        for part in _parts(tree.get(section)):
+            if not hasattr(known, part["type"]):
+                raise unsupported(f"a tokenizer with the {section} {part['type']!r}", file)
+            if part["type"] == "Precompiled":
+                check_charsmap(_base64(part.get("precompiled_charsmap"), file), file)
     try:
-        tokenizer = tokenizers.Tokenizer.from_str(text)
+        backend = tokenizers.Tokenizer.from_str(text)
     except Exception as error:  # the library raises nothing narrower
-        raise QkvError(f"the tokenizer file is damaged: {error}", where=str(file)) from None
-    largest = max(tokenizer.get_vocab().values(), default=-1)
-    if not 0 <= largest < _LARGEST_ID:
-        raise QkvError(f"the tokenizer file is damaged: its largest id is {largest}", where=str(file))
-
-    config_file = file.with_name(CONFIG_FILE)
-    config = _json(_text(config_file), config_file) if config_file.is_file() else {}
+        raise damaged(str(error), file) from None
+    _check_template(tree.get("post_processor"), file)
+    if _kind(tree) == "unigram" and tree["model"].get("unk_id") is None:
+        raise unsupported("a unigram tokenizer without a piece for what is unknown", file)
+    largest = max(backend.get_vocab().values(), default=-1)
+    if not 0 <= largest < MAX_TOKENS:
+        raise damaged(f"its largest id is {largest}", file)
+    config = _config(file)
     ours = config.get("qkv")
     if isinstance(ours, dict) and ours.get("format_version") != _FORMAT_VERSION:
         raise QkvError(
             f"tokenizer format {ours.get('format_version')} is not supported, only {_FORMAT_VERSION}",
-            where=str(config_file),
+            where=str(file.with_name(CONFIG_FILE)),
         )
     kind = ours.get("kind") if isinstance(ours, dict) else None
-    return text, kind if isinstance(kind, str) else _kind(tree), _roles(tokenizer, config, config_file)
+    return _as_configured(Source(backend, kind if isinstance(kind, str) else _kind(tree), text=text), file)
 
 
-def write(folder: str | os.PathLike[str], text: str, kind: str, roles: Mapping[str, str]) -> None:
-    """Write both files; each appears whole or not at all, `tokenizer.json` last. Existing ones are replaced."""
+def _check_template(part: Any, file: Path) -> None:
+    """Raises QkvError for a template with tokens that it does not give ids, on which the library would stop later."""
+    if not isinstance(part, dict):
+        return
+    for inner in part.get("processors") or ():
+        _check_template(inner, file)
+    known = part.get("special_tokens") or {}
+    for piece in (*(part.get("single") or ()), *(part.get("pair") or ())):
+        token = piece.get("SpecialToken") if isinstance(piece, dict) else None
+        if isinstance(token, dict) and token.get("id") not in known:
+            raise damaged(f"its template uses {token.get('id')!r}, which has no id", file)
+
+
+def _base64(text: Any, file: Path) -> bytes:
+    try:
+        return base64.b64decode(text or b"", validate=True)
+    except (TypeError, ValueError) as error:
+        raise damaged(f"its character map is not base64: {error}", file) from None
+
+
+def _parts(part: Any) -> Iterator[dict[str, Any]]:
+    """A component and those of the sequence it may be."""
+    if isinstance(part, dict):
+        if isinstance(part.get("type"), str):
+            yield part
+        for parts in (part.get("normalizers"), part.get("pretokenizers")):
+            for inner in parts if isinstance(parts, list) else ():
+                yield from _parts(inner)
+
+
+def _kind(tree: Mapping[str, Any]) -> str:
+    """Of a file that does not say: by its model, which the library has accepted."""
+    model = tree["model"]
+    named = model.get("type") or ("Unigram" if "unk_id" in model else "BPE" if "merges" in model else "WordPiece")
+    if named == "BPE" and not model.get("merges"):
+        return "byte" if "ByteLevel" in json.dumps(tree.get("pre_tokenizer")) else "char"
+    return _KINDS.get(named, named.lower())
+
+
+# --- SentencePiece and BERT -------------------------------------------------------------------------------------------
+
+
+def _read_sentencepiece(file: Path) -> Source:
+    """A `.model`; its folder says whose it is, and with that what stands around a text (on its own: <s> before)."""
+    source = sentencepiece.read(file)
+    config = _config(file)
+    owner = _class(config)
+    if file.name == "sentencepiece.bpe.model" or owner not in ("", "Llama", "CodeLlama", "Gemma", "T5"):
+        raise unsupported(
+            f"the {file.name} of a {owner or 'fairseq'} tokenizer (whose ids are others than the file's)",
+            file,
+            f"{TOKENIZER_FILE}, which `transformers` makes of it",
+        )
+    if owner == "T5":
+        count = config.get("extra_ids", 100)
+        if not isinstance(count, int) or not 0 <= count <= 1000:
+            raise damaged(f"extra_ids is {count!r}", file.with_name(CONFIG_FILE))
+        extra = [AddedToken(f"<extra_id_{n}>", special=True, normalized=False) for n in reversed(range(count))]
+        source.backend.add_tokens(extra)
+    usual = {"eos": True} if owner == "T5" else {"bos": True}
+    return _as_configured(source, file, usual)
+
+
+def _read_vocab_txt(file: Path) -> Source:
+    """BERT's vocabulary, a piece on each line. Without a word on it, text is lower-cased if no piece has a capital."""
+    tokens = [line.removesuffix("\r") for line in _text(file).removesuffix("\n").split("\n")]
+    check_vocabulary(tokens, file)
+    config = _config(file)
+    if _class(config) not in ("", "Bert", "DistilBert", "Electra"):
+        raise unsupported(f"vocab.txt of a {_class(config)} tokenizer", file)
+    words = [token for token in tokens if not token.startswith("[")]
+    strip_accents = config.get("strip_accents")
+    if strip_accents not in (None, True, False):
+        raise damaged(f"strip_accents is {strip_accents!r}", file.with_name(CONFIG_FILE))
+    source = Source(
+        wordpiece(
+            {token: place for place, token in enumerate(tokens)},
+            "[UNK]",
+            lowercase=bool(config.get("do_lower_case", all(word == word.lower() for word in words))),
+            strip_accents=strip_accents,
+            chinese=bool(config.get("tokenize_chinese_chars", True)),
+            where=file,
+        ),
+        "wordpiece",
+        {role: f"[{role.upper()}]" for role in ("pad", "unk", "cls", "sep", "mask") if f"[{role.upper()}]" in tokens},
+    )
+    source.backend.add_special_tokens(sorted(source.roles.values(), key=tokens.index))
+    put_around(source.backend, *([source.roles[role]] if role in source.roles else [] for role in ("cls", "sep")))
+    return _as_configured(source, file)
+
+
+def _class(config: Mapping[str, Any]) -> str:
+    """Whose tokenizer a folder says it holds: "Llama" for LlamaTokenizerFast; empty where it does not say."""
+    return str(config.get("tokenizer_class") or "").removesuffix("Fast").removesuffix("Tokenizer")
+
+
+_READERS: dict[str, Callable[[Path], Source]] = {
+    ".json": _read_json,
+    ".gguf": gguf.read,
+    ".model": _read_sentencepiece,
+    ".txt": _read_vocab_txt,
+    ".bin": llama2c.read,
+}
+
+
+# --- what stands beside the vocabulary --------------------------------------------------------------------------------
+
+
+def _config(file: Path) -> dict[str, Any]:
+    """tokenizer_config.json beside a tokenizer, with what older folders say in files of their own."""
+    config: dict[str, Any] = {}
+    for name in (*_OTHER_CONFIG_FILES, CONFIG_FILE):
+        beside = file.with_name(name)
+        if beside.is_file():
+            told = _json(_text(beside), beside)
+            config |= {"added_tokens": told} if name == "added_tokens.json" else told
+    return config
+
+
+def _as_configured(source: Source, file: Path, usual: Mapping[str, bool] | None = None) -> Source:
+    """The tokenizer as the files beside it complete it.
+
+    They add tokens, name roles and bring a chat template. What stands around a text is what `tokenizer.json` says;
+    where that is nothing, add_bos_token and add_eos_token say it, or else `usual` (role -> whether).
+    """
+    config, backend = _config(file), source.backend
+    try:
+        changed = _add_missing(backend, config, file)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise damaged(f"the list of added tokens: {error!r}", file.with_name(CONFIG_FILE)) from None
+    roles = _roles(source, config, file)
+    special = {token.content for token in backend.get_added_tokens_decoder().values() if token.special}
+    if unmarked := sorted({*roles.values()} - special, key=lambda token: backend.token_to_id(token) or 0):
+        changed = True
+        backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in unmarked])
+    if backend.num_special_tokens_to_add(is_pair=False) == 0:
+        flags = {role: config.get(f"add_{role}_token", (usual or {}).get(role, False)) for role in ("bos", "eos")}
+        around = [[roles[role]] if flag is True and role in roles else [] for role, flag in flags.items()]
+        changed = changed or any(around)
+        put_around(backend, *around)
+    unk = getattr(backend.model, "unk_token", None)
+    if isinstance(unk, str) and backend.token_to_id(unk) is not None:
+        roles.setdefault("unk", unk)
+    text = None if changed else source.text
+    return replace(source, roles=roles, chat_template=_template(config, file), text=text)
+
+
+def _add_missing(backend: tokenizers.Tokenizer, config: Mapping[str, Any], file: Path) -> bool:
+    """Add tokens that only the configuration lists; whether there were any."""
+    added = False
+    listed = {token: {"content": token, "id": token_id} for token, token_id in config.get("added_tokens", {}).items()}
+    for token_id, told in (config.get("added_tokens_decoder") or {}).items():
+        listed[told["content"]] = {**told, "id": int(token_id)}
+    for token in sorted(listed.values(), key=lambda token: token["id"]):
+        if backend.token_to_id(token["content"]) is None:
+            flags = {key: token[key] for key in ("lstrip", "rstrip", "normalized", "single_word") if key in token}
+            added = True
+            backend.add_tokens([AddedToken(token["content"], special=token.get("special", False), **flags)])
+            if backend.token_to_id(token["content"]) != token["id"]:
+                raise damaged(f"the token {token['content']!r} cannot have the id {token['id']}", file)
+    return added
+
+
+def _roles(source: Source, config: Mapping[str, Any], file: Path) -> dict[str, str]:
+    backend, roles = source.backend, dict(source.roles)
+    named = [role for role in ROLES if f"{role}_token" in config]
+    for role in named:
+        token = config[f"{role}_token"]
+        token = token.get("content") if isinstance(token, dict) else token
+        if isinstance(token, str) and backend.token_to_id(token) is not None:
+            roles[role] = token
+        elif token is None:
+            roles.pop(role, None)
+        elif "qkv" in config:
+            raise damaged(f"no token {token!r} for the role {role}", file.with_name(CONFIG_FILE))
+    if not named and not roles:
+        special = {token.content for token in backend.get_added_tokens_decoder().values() if token.special}
+        for role, usual in _USUAL_TOKENS.items():
+            if found := [token for token in usual if token in special]:
+                roles[role] = found[0]
+    return roles
+
+
+def _template(config: Mapping[str, Any], file: Path) -> str | None:
+    """The chat template: a file of its own, or in the configuration, where several may have names."""
+    own = file.with_name(TEMPLATE_FILE)
+    if own.is_file():
+        return _text(own)
+    found = config.get("chat_template")
+    if isinstance(found, list):
+        named = {entry.get("name"): entry.get("template") for entry in found if isinstance(entry, dict)}
+        found = named.get("default")
+    return found if isinstance(found, str) else None
+
+
+def _text(file: Path) -> str:
+    _check_size(file)
+    try:
+        return file.read_bytes().decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise damaged("not UTF-8", f"{file}: byte {error.start}") from None
+
+
+def _json(text: str, file: Path) -> dict[str, Any]:
+    try:
+        tree = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise damaged(error.msg, f"{file}:{error.lineno}") from None
+    except RecursionError:
+        raise damaged("nested too deeply", file) from None
+    if not isinstance(tree, dict):
+        raise QkvError("this JSON file is not a tokenizer", where=str(file), hint=_SUPPORTED)
+    return tree
+
+
+# --- writing ----------------------------------------------------------------------------------------------------------
+
+
+def write(
+    folder: str | os.PathLike[str], text: str, kind: str, roles: Mapping[str, str], chat_template: str | None
+) -> None:
+    """Write our folder, `text` as its tokenizer.json. Each file appears whole or not at all, tokenizer.json last.
+
+    Existing files are replaced.
+    """
     folder = Path(folder)
     config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
     config |= {f"{role}_token": roles[role] for role in ROLES if role in roles}
+    if chat_template is not None:
+        config["chat_template"] = chat_template
     config["qkv"] = {"format_version": _FORMAT_VERSION, "kind": kind}
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -98,78 +399,3 @@ def _write_whole(path: Path, text: str) -> None:
     except BaseException:
         Path(name).unlink(missing_ok=True)
         raise
-
-
-def _find(path: Path) -> Path:
-    if not path.exists():
-        raise NotFoundError("there is no such tokenizer", where=str(path), hint=_SUPPORTED)
-    if path.is_dir():
-        for file in (path / TOKENIZER_FILE, path / "tokenizer" / TOKENIZER_FILE):
-            if file.is_file():
-                return file
-        raise NotFoundError(f"there is no {TOKENIZER_FILE} in this folder", where=str(path), hint=_SUPPORTED)
-    if path.suffix != ".json":
-        raise QkvError(
-            f"{path.suffix or path.name} files are not supported as tokenizers", where=str(path), hint=_SUPPORTED
-        )
-    return path
-
-
-def _text(file: Path) -> str:
-    try:
-        return file.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise QkvError("the tokenizer file is damaged: not UTF-8", where=f"{file}: byte {error.start}") from None
-    except OSError as error:
-        raise QkvError(f"the tokenizer file cannot be read: {error.strerror}", where=str(file)) from None
-
-
-def _json(text: str, file: Path) -> dict[str, Any]:
-    try:
-        tree = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise QkvError(f"the tokenizer file is damaged: {error.msg}", where=f"{file}:{error.lineno}") from None
-    except RecursionError:
-        raise QkvError("the tokenizer file is damaged: nested too deeply", where=str(file)) from None
-    if not isinstance(tree, dict):
-        raise QkvError("this JSON file is not a tokenizer", where=str(file), hint=_SUPPORTED)
-    return tree
-
-
-def _types(part: Any) -> Iterator[str]:
-    """The types of a component and of the sequence it may be."""
-    if isinstance(part, dict):
-        if isinstance(part.get("type"), str):
-            yield part["type"]
-        for parts in (part.get("normalizers"), part.get("pretokenizers")):
-            for inner in parts if isinstance(parts, list) else ():
-                yield from _types(inner)
-
-
-def _kind(tree: Mapping[str, Any]) -> str:
-    """Of a file that does not say: by its model, which the library has accepted."""
-    model = tree["model"]
-    named = model.get("type") or ("Unigram" if "unk_id" in model else "BPE" if "merges" in model else "WordPiece")
-    if named == "BPE" and not model.get("merges"):
-        return "byte" if "ByteLevel" in json.dumps(tree.get("pre_tokenizer")) else "char"
-    return _KINDS.get(named, named.lower())
-
-
-def _roles(tokenizer: tokenizers.Tokenizer, config: Mapping[str, Any], file: Path) -> dict[str, str]:
-    roles: dict[str, str] = {}
-    for role in ROLES:
-        token = config.get(f"{role}_token")
-        token = token.get("content") if isinstance(token, dict) else token
-        if isinstance(token, str) and tokenizer.token_to_id(token) is not None:
-            roles[role] = token
-        elif token is not None and "qkv" in config:
-            raise QkvError(f"the tokenizer is damaged: no token {token!r} for the role {role}", where=str(file))
-    if not config:
-        special = {token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special}
-        for role, usual in _USUAL_TOKENS.items():
-            if found := [token for token in usual if token in special]:
-                roles[role] = found[0]
-    unk = getattr(tokenizer.model, "unk_token", None)
-    if isinstance(unk, str):
-        roles.setdefault("unk", unk)
-    return roles

@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 from functools import cache
+from typing import Any
 
 import tokenizers
 from tokenizers import Regex, models, pre_tokenizers
@@ -26,21 +27,25 @@ _WORDS = (
 """Words and signs with the space before them, one Chinese character each, white space one by one: nothing is lost."""
 
 
-def guard(special: Iterable[str]) -> PreTokenizer:
-    """Splits after the first character of what spells a special token, so that no piece of plain text can be one."""
-    heads = [f"{re.escape(token[0])}(?={re.escape(token[1:])})" for token in special if len(token) > 1]
+def guard(special: Iterable[str], *, whole: bool = False) -> PreTokenizer:
+    """Splits after the first character of what spells a special token, so that no piece of plain text can be one.
+
+    whole: only of pieces that are one, where a model takes no part of a piece for a token.
+    """
+    begin, end = (r"\A", r"\z") if whole else ("", "")
+    heads = [f"{begin}{re.escape(token[0])}(?={re.escape(token[1:])}{end})" for token in special if len(token) > 1]
     return pre_tokenizers.Split(Regex("|".join(heads) or r"(?!)"), "isolated")
 
 
-def splits_as_trained(tokenizer: tokenizers.Tokenizer, kind: str, roles: Mapping[str, str]) -> bool:
-    """Whether pieces are cut as in a tokenizer trained here, so that `text.chunks` knows where none is ever cut."""
+def splits_as_trained(found: Mapping[str, Any] | None, kind: str, roles: Mapping[str, str]) -> bool:
+    """Whether a pre-tokenizer (as JSON says it) cuts as in a tokenizer trained here, so that `text.chunks` knows where
+    none is ever cut."""
     if kind not in KINDS:
         return False
     expected = tokenizers.Tokenizer(models.BPE())
     if (cut := splitter(kind, list(dict.fromkeys(roles.values())))) is not None:
         expected.pre_tokenizer = cut
-    found, wanted = (json.loads(each.to_str())["pre_tokenizer"] for each in (tokenizer, expected))
-    return bool(found == wanted)
+    return bool(found == json.loads(expected.to_str())["pre_tokenizer"])
 
 
 def splitter(kind: str, special: list[str]) -> PreTokenizer | None:

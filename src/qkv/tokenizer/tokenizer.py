@@ -8,14 +8,16 @@ import operator
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
-from typing import SupportsIndex
+from typing import Any, SupportsIndex
 
 import tokenizers
-from tokenizers import pre_tokenizers
+from tokenizers import models, normalizers, pre_tokenizers
 
-from qkv.config.errors import UsageError
-from qkv.tokenizer import files, pieces, training
+from qkv.config.errors import QkvError, UsageError
+from qkv.tokenizer import backends, files, pieces, training
+from qkv.tokenizer.backends import Source
 from qkv.tokenizer.bpe import ByteBPE
+from qkv.tokenizer.chat import ChatTemplate, Message
 from qkv.tokenizer.decoding import TokenBytes
 from qkv.tokenizer.explain import Explanation, TextStats, byte_bpe, explain_text, text_stats
 from qkv.tokenizer.stream import StreamDecoder
@@ -29,29 +31,46 @@ class Tokenizer:
 
     `roles` says what special tokens are for (pad, bos, eos, unk, mask, cls, sep -> token). Text that spells a special
     token is ordinary text, unless `parse_special=True`. Byte-level kinds (bpe, byte) give every text back unchanged.
+    `chat_template` says how conversations become text; None where the tokenizer has no such template.
     """
 
-    def __init__(self, text: str, *, kind: str, roles: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        text: str,
+        *,
+        kind: str,
+        roles: Mapping[str, str],
+        chat_template: str | None = None,
+    ) -> None:
         """`text`: a tokenizer in the JSON of the `tokenizers` library; truncation, padding and dropout are dropped."""
-        written = json.loads(text) | {"truncation": None, "padding": None}
-        if "dropout" in written["model"]:
-            written["model"]["dropout"] = None
+        self._set(Source(tokenizers.Tokenizer.from_str(text), kind, dict(roles), chat_template, text))
+
+    def _set(self, source: Source) -> None:
+        """Become the tokenizer that was read."""
+        kind, roles = source.kind, source.roles
+        self._backend, self._source_text = source.backend, source.text
+        self._backend.no_truncation()
+        self._backend.no_padding()
+        if hasattr(self._backend.model, "dropout"):
+            self._backend.model.dropout = None
         self.kind = kind
         self.roles = dict(roles)
-        self._text = json.dumps(written, ensure_ascii=False, indent=2)
-        self._backend = tokenizers.Tokenizer.from_str(self._text)
-        tree = json.loads(self._backend.to_str())  # as the library understands it: older files are spelled otherwise
+        template = source.chat_template
+        self.chat_template = None if template is None else ChatTemplate(template, self.roles)
         vocab = self._backend.get_vocab(with_added_tokens=True)
         self._tokens = {token_id: token for token, token_id in vocab.items()}
         added = self._backend.get_added_tokens_decoder()
-        self._bytes = TokenBytes(self._tokens, frozenset(added), tree["decoder"])
+        parts = backends.parts(self._backend)
+        self._bytes = TokenBytes(self._tokens, frozenset(added), parts["decoder"])
         special = {token_id for token_id, token in added.items() if token.special}
         self.special_ids = frozenset(special.union(vocab[token] for token in self.roles.values()))
         # an unknown word is part of the text: leaving it out of decoded text would hide that something is missing
         unknown = set(self.roles.values()) - {token for role, token in self.roles.items() if role != "unk"}
         self._skipped = self.special_ids - {vocab[token] for token in unknown}
-        self._cuttable = tree["normalizer"] is None and pieces.splits_as_trained(self._backend, kind, self.roles)
-        self._plain = self._plain_backend(tree["model"])
+        self._cuttable = parts["normalizer"] is None and pieces.splits_as_trained(parts["pre_tokenizer"], kind, roles)
+        self._plain = backends.twin(self._backend)
+        self._plain.encode_special_tokens = True
+        self._guard(self._plain)
 
     # --- make, load, save ---------------------------------------------------------------------------------------------
 
@@ -86,20 +105,40 @@ class Tokenizer:
         return cls(backend.to_str(), kind=kind, roles=roles)
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Tokenizer:
-        """The tokenizer in a folder or a `tokenizer.json`, ours or Hugging Face's. Never touches the network.
+    def load(cls, path: str | os.PathLike[str], *, encoding: str | None = None) -> Tokenizer:
+        """The tokenizer in a folder or file. Never touches the network.
 
-        Raises NotFoundError, and QkvError that tells "not supported" from "damaged".
+        A `tokenizer.json` (ours or Hugging Face's), GGUF, a SentencePiece .model, a tiktoken file, BERT's vocab.txt,
+        llama2.c's tokenizer.bin; with what stands beside it in its folder. encoding: the name of a tiktoken file's
+        encoding, where it is not a known file. Raises NotFoundError, UsageError for an encoding that is not known or
+        not told, and QkvError that tells "not supported" from "damaged".
         """
-        text, kind, roles = files.read(path)
-        return cls(text, kind=kind, roles=roles)
+        return cls._of(files.read(path, encoding))
+
+    @classmethod
+    def _of(cls, source: Source) -> Tokenizer:
+        made = cls.__new__(cls)
+        made._set(source)
+        return made
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write `tokenizer.json` and `tokenizer_config.json`, each whole or not at all. `transformers` reads them."""
-        files.write(folder, self._text, self.kind, self.roles)
+        files.write(folder, self._text, self.kind, self.roles, self._template_text)
+
+    @cached_property
+    def _text(self) -> str:
+        """The saved form."""
+        tree = json.loads(self._source_text or self._backend.to_str()) | {"truncation": None, "padding": None}
+        if "dropout" in tree["model"]:
+            tree["model"]["dropout"] = None
+        return json.dumps(tree, ensure_ascii=False, indent=2)
+
+    @property
+    def _template_text(self) -> str | None:
+        return None if self.chat_template is None else self.chat_template.source
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _rebuild, (self._text, self.kind, self.roles)
+        return _rebuild, (self._text, self.kind, self.roles, self._template_text)
 
     def __repr__(self) -> str:
         return f"Tokenizer(kind={self.kind!r}, vocab_size={self.vocab_size})"
@@ -121,7 +160,8 @@ class Tokenizer:
     @cached_property
     def fingerprint(self) -> str:
         """SHA-256 of the saved form, in hexadecimal."""
-        form = json.dumps([self._text, self.kind, sorted(self.roles.items())])
+        template = [] if self._template_text is None else [self._template_text]
+        form = json.dumps([self._text, self.kind, sorted(self.roles.items()), *template])
         return hashlib.sha256(form.encode()).hexdigest()
 
     @property
@@ -243,7 +283,7 @@ class Tokenizer:
             self._check_known(text, ids, backend)
         if not add_special:
             return ids
-        before, after = self._template
+        before, after = self.around
         start = [] if ids[: len(before)] == before else before
         end = [] if ids[len(ids) - len(after) :] == after else after
         return [*start, *ids, *end]
@@ -258,8 +298,8 @@ class Tokenizer:
         raise UsageError(f"{unknown!r}{code} is not in the vocabulary of {self!r}", where=f"character {start}")
 
     @cached_property
-    def _template(self) -> tuple[list[int], list[int]]:
-        """What the post-processor puts before and after a text."""
+    def around(self) -> tuple[list[int], list[int]]:
+        """What stands before and after a whole text: <bos> or not, as the tokenizer's file says."""
         for text in ("a", *self._tokens.values()):  # whichever gives an id
             bare, full = (self._plain.encode(text, add_special_tokens=add).ids for add in (False, True))
             if bare:
@@ -267,16 +307,66 @@ class Tokenizer:
                 return full[:start], full[start + len(bare) :]
         return [], []
 
-    def _plain_backend(self, model: Mapping[str, object]) -> tokenizers.Tokenizer:
-        """The tokenizer for which special tokens are ordinary text."""
-        plain = tokenizers.Tokenizer.from_str(self._text)
-        plain.encode_special_tokens = True
-        if model["type"] != "BPE" or model.get("ignore_merges"):
-            # such a model knows special tokens as words; keep plain text from matching them
-            special = pieces.guard(self._tokens[token_id] for token_id in sorted(self.special_ids))
-            first = [] if plain.pre_tokenizer is None else [plain.pre_tokenizer]
-            plain.pre_tokenizer = pre_tokenizers.Sequence([*first, special])
-        return plain
+    def _guard(self, backend: tokenizers.Tokenizer) -> None:
+        """Keep ordinary text from being a special token that the model itself knows as a word."""
+        merges = isinstance(backend.model, models.BPE)
+        if merges and not backend.model.ignore_merges:
+            return  # merges make no such word
+        special = pieces.guard((self._tokens[token_id] for token_id in sorted(self.special_ids)), whole=merges)
+        first = [] if backend.pre_tokenizer is None else [backend.pre_tokenizer]
+        backend.pre_tokenizer = pre_tokenizers.Sequence([*first, special])
+
+    def encode_chat(
+        self,
+        messages: Sequence[Message],
+        *,
+        add_generation_prompt: bool = True,
+        template: ChatTemplate | None = None,
+        **variables: Any,
+    ) -> list[int]:
+        """Token ids of a conversation, as its chat template (None: the tokenizer's own) writes it.
+
+        The special tokens that the template writes are meant; those that a message spells are ordinary text. They begin
+        with exactly one <bos> where texts do. The rest: `ChatTemplate.apply`. Raises UsageError where there is no
+        template.
+        """
+        template = template or self.chat_template
+        if template is None:
+            raise UsageError("the tokenizer has no chat template", hint="one of your own, in a file")
+        marked, mark = template.apply_marked(
+            messages, self._special_tokens, add_generation_prompt=add_generation_prompt, **variables
+        )
+        check_text(marked)
+        ids: list[int] = self._without(mark).encode(marked, add_special_tokens=False).ids
+        before, _ = self.around
+        return ids if ids[: len(before)] == before else before + ids
+
+    @cached_property
+    def _special_tokens(self) -> list[str]:
+        return [self._tokens[token_id] for token_id in sorted(self.special_ids)]
+
+    def _without(self, mark: str) -> tokenizers.Tokenizer:
+        """The tokenizer that finds special tokens, but not where `mark` stands in them; then the marks go."""
+        backend = backends.twin(self._backend)
+        added = backend.get_added_tokens_decoder()
+        # looked for before the normalizer, which takes the marks away
+        backend.add_tokens([backends.raw(added[each]) for each in sorted(self.special_ids) if each in added])
+        kept = [] if backend.normalizer is None else [backend.normalizer]
+        backend.normalizer = normalizers.Sequence([normalizers.Replace(mark, ""), *kept])
+        self._guard(backend)
+        return backend
+
+    def end_of_turn(self, template: ChatTemplate | None = None) -> int | None:
+        """The special token with which a chat template ends an answer; None if it writes none there."""
+        turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+        try:
+            asked = self.encode_chat(turns[:1], template=template)
+            answered = self.encode_chat(turns, add_generation_prompt=False, template=template)
+        except QkvError:  # a template that wants other messages
+            return None
+        while asked and asked[:1] == answered[:1]:
+            del asked[0], answered[0]
+        return next((token_id for token_id in answered if token_id in self.special_ids), None)
 
     # --- ids -> text --------------------------------------------------------------------------------------------------
 
@@ -323,5 +413,5 @@ class Tokenizer:
         return text_stats(self._plain, Corpus(source, bad_bytes), self.unk_id)
 
 
-def _rebuild(text: str, kind: str, roles: Mapping[str, str]) -> Tokenizer:
-    return Tokenizer(text, kind=kind, roles=roles)
+def _rebuild(text: str, kind: str, roles: Mapping[str, str], chat_template: str | None) -> Tokenizer:
+    return Tokenizer(text, kind=kind, roles=roles, chat_template=chat_template)

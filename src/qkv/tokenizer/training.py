@@ -136,11 +136,12 @@ def _check_special(kind: str, special: list[str], cut: PreTokenizer | None) -> N
 
 def _add_template(tokenizer: tokenizers.Tokenizer, roles: Mapping[str, str]) -> None:
     first, last = roles.get("cls") or roles.get("bos"), roles.get("sep") or roles.get("eos")
-    if first and last:
-        used = [(token, tokenizer.token_to_id(token)) for token in dict.fromkeys((first, last))]
-        tokenizer.post_processor = processors.TemplateProcessing(
-            single=f"{first} $A {last}", pair=f"{first} $A {last} $B:1 {last}:1", special_tokens=used
-        )
+    around = [token for token in dict.fromkeys((first, last)) if token]
+    if around:
+        single = " ".join(part for part in (first, "$A", last) if part)
+        pair = " ".join(part for part in (single, "$B:1", f"{last}:1" if last else "") if part)
+        used = [(token, tokenizer.token_to_id(token)) for token in around]
+        tokenizer.post_processor = processors.TemplateProcessing(single=single, pair=pair, special_tokens=used)
 
 
 # --- kinds ------------------------------------------------------------------------------------------------------------

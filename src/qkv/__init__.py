@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from qkv.model import load as load
     from qkv.nn.transformer import Transformer as Transformer
     from qkv.tokenizer.tokenizer import Tokenizer as Tokenizer
+    from qkv.train.finetune import finetune as finetune
     from qkv.train.loop import fit as fit
     from qkv.train.loop import resume as resume
 
@@ -26,6 +27,7 @@ _NAMES = {
     "QkvError": "qkv.config.errors",
     "Tokenizer": "qkv.tokenizer.tokenizer",
     "Transformer": "qkv.nn.transformer",
+    "finetune": "qkv.train.finetune",
     "fit": "qkv.train.loop",
     "load": "qkv.model",
     "resume": "qkv.train.loop",

@@ -5,34 +5,52 @@ from __future__ import annotations
 import os
 import secrets
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import tee
 from numbers import Integral
 from pathlib import Path
 from typing import Any, Literal, TypedDict, Unpack
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from qkv.checkpoint.store import load_checkpoint, save_checkpoint
+from qkv.checkpoint.load import load_model
+from qkv.checkpoint.save_hf import save_hf
+from qkv.checkpoint.store import Pooling, save_checkpoint
 from qkv.config.errors import QkvError, UsageError
-from qkv.config.parts import FeatureInputConfig, TokenInputConfig
 from qkv.config.run import Config
+from qkv.data.audio import SAMPLE_RATE
 from qkv.generate.arguments import check_count, check_flag, check_names
 from qkv.generate.beam import Beams, beam_search, check_beside_beams
+from qkv.generate.chat import MAX_NEW_TOKENS, chat_ids
 from qkv.generate.classify import class_labels, classify
 from qkv.generate.decode import Decoding, check_ids, check_prompts, pad
+from qkv.generate.embed import PoolingKind, check_embeds, embed
 from qkv.generate.masked import Candidate, fill_mask
 from qkv.generate.prompts import Prompt, begin_of, end_of, is_one, listed, prompt_ids, whole_ids
 from qkv.generate.sampling import MAX_SEED, Sampling
 from qkv.generate.scoring import Score, prompt_logprobs, score
 from qkv.generate.stopping import StopStrings
-from qkv.generate.text import Generation, TextStream, Writing
+from qkv.generate.suppression import Suppression
+from qkv.generate.text import Generation, TextStream, Writing, text_of
+from qkv.generate.transcribe import (
+    Segment,
+    Transcription,
+    TranscriptPrompt,
+    check_transcribes,
+    samples_of,
+    transcribe,
+    transcript_prompt,
+)
 from qkv.generate.translate import Translation, check_translates, translate, written
 from qkv.inspect.attention import Alignment, alignment, attention_of_text
 from qkv.nn.device import choose_device, choose_dtype
+from qkv.nn.quantized import QuantizedLinear
 from qkv.nn.transformer import Transformer
+from qkv.tokenizer.chat import ChatTemplate, Message
 from qkv.tokenizer.tokenizer import Tokenizer
 
 
@@ -62,6 +80,17 @@ class Options(TypedDict, total=False):
     parse_special: bool
 
 
+class ChatOptions(Options, total=False):
+    """How to answer: `Options`, but for `parse_special`; max_new_tokens is 512 where it is left out.
+
+    template: a `ChatTemplate` in place of the tokenizer's own. variables: what it reads beside the messages, such as
+    {"tools": [...]} or {"enable_thinking": False}.
+    """
+
+    template: ChatTemplate | None
+    variables: Mapping[str, Any] | None
+
+
 class TranslationOptions(TypedDict, total=False):
     """How to translate; what is left out has the default given here.
 
@@ -78,10 +107,26 @@ class TranslationOptions(TypedDict, total=False):
     max_new_tokens: int | None
 
 
+class SpeechOptions(TypedDict, total=False):
+    """How to transcribe; what is left out has the default given here.
+
+    language: its code, such as "en" (None: the likeliest for the first window), and task: "transcribe", or "translate"
+    into English, for models that know several. beam_size: 1. batch_size (4): so many windows are decoded at once.
+    max_new_tokens: of a window (None: half of what the decoder can hold).
+    """
+
+    language: str | None
+    task: Literal["transcribe", "translate"]
+    beam_size: int
+    batch_size: int
+    max_new_tokens: int | None
+
+
 class Model:
     """A network with its tokenizer (None: it has none, and speaks in ids) and configuration. Made by `load`.
 
-    source_tokenizer: of what an encoder-decoder reads, where that is not `tokenizer` too.
+    source_tokenizer: of what an encoder-decoder reads, where that is not `tokenizer` too. pooling: how `embed` makes a
+    text's vector, where the model was made with such a rule.
     """
 
     def __init__(
@@ -90,23 +135,59 @@ class Model:
         tokenizer: Tokenizer | None,
         config: Config,
         source_tokenizer: Tokenizer | None = None,
+        pooling: Pooling | None = None,
     ) -> None:
         self.network = network
         self.tokenizer = tokenizer
         self.config = config
+        self.pooling = pooling
         self.source_tokenizer = source_tokenizer or tokenizer
 
     def __repr__(self) -> str:
         parameter = next(self.network.parameters())
+        blocks = [module for module in self.network.modules() if isinstance(module, QuantizedLinear)]
         count = sum(p.numel() for p in self.network.parameters())
         where = f"{str(parameter.dtype).removeprefix('torch.')} on {parameter.device}"
+        if blocks:
+            held = sum(p.nbytes for p in [*self.network.parameters(), *self.network.buffers()])
+            count += sum(module.in_features * module.out_features for module in blocks)
+            where = f"{where} and {blocks[0].kind} blocks, {held / 1e6:,.0f} MB"
         return f"Model({self.network.config.family}, {count:,} parameters, {where}, {self.tokenizer!r})"
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write a checkpoint that `load` reads. Raises ConflictError where `folder` exists."""
-        config = self.config.model_copy(update={"model": self.network.config})
-        own = None if self.source_tokenizer is self.tokenizer else self.source_tokenizer
-        save_checkpoint(Path(folder), self.network, config, self.tokenizer, source_tokenizer=own)
+        save_checkpoint(
+            Path(folder),
+            self.network,
+            self._own_config,
+            self.tokenizer,
+            source_tokenizer=self._own_source_tokenizer,
+            pooling=self.pooling,
+        )
+
+    def save_hf(self, folder: str | os.PathLike[str]) -> None:
+        """Write a folder that `transformers` (and `load`) reads, where a published architecture is this very model.
+
+        Raises ConflictError where `folder` exists, and UsageError that names the first key in which the model differs
+        from the nearest architecture.
+        """
+        save_hf(
+            Path(folder),
+            self.network,
+            self._own_config,
+            self.tokenizer,
+            source_tokenizer=self._own_source_tokenizer,
+            pooling=self.pooling,
+        )
+
+    @property
+    def _own_config(self) -> Config:
+        return self.config.model_copy(update={"model": self.network.config})
+
+    @property
+    def _own_source_tokenizer(self) -> Tokenizer | None:
+        """That of the sources, where it is another one."""
+        return None if self.source_tokenizer is self.tokenizer else self.source_tokenizer
 
     # --- generating ---------------------------------------------------------------------------------------------------
 
@@ -165,11 +246,35 @@ class Model:
             raise UsageError("one prompt is streamed at a time", hint="generate, or one stream per prompt")
         return TextStream(self._write([prompt], 1, **options)[0])
 
+    def chat(self, messages: Sequence[Message], **options: Unpack[ChatOptions]) -> Generation:
+        """The answer to a conversation, [{"role": "user", "content": "..."}, ...]: a `Generation`.
+
+        The messages become text by the chat template; special tokens that they spell are ordinary text. The answer ends
+        with the template's end of a turn, or where any text ends. The options: `ChatOptions`. Raises UsageError for
+        what cannot be meant, a model without a template, and a conversation longer than the context.
+        """
+        stream = self.chat_stream(messages, **options)
+        for _ in stream:
+            pass
+        assert stream.generation is not None
+        return stream.generation
+
+    def chat_stream(self, messages: Sequence[Message], **options: Unpack[ChatOptions]) -> TextStream:
+        """Pieces of the answer as they become certain; joined, they are the text of `chat` with the same options."""
+        check_names(options, [name for name in ChatOptions.__annotations__ if name != "parse_special"])
+        template = options.pop("template", None)
+        ids = chat_ids(self.tokenizer, messages, template, options.pop("variables", None))
+        assert self.tokenizer is not None
+        end = self.tokenizer.end_of_turn(template)
+        given: Any = {"max_new_tokens": MAX_NEW_TOKENS, **options}
+        return TextStream(self._write([ids], 1, ends=[] if end is None else [end], **given)[0])
+
     def _write(
         self,
         prompts: Sequence[Prompt] | Tensor,
         num_samples: int,
         *,
+        ends: Sequence[int] = (),
         max_new_tokens: int = 128,
         stop: str | Sequence[str] = (),
         seed: int | Sequence[int] | None = None,
@@ -196,12 +301,13 @@ class Model:
             sampling=chosen,
             seeds=seeds,
             max_new_tokens=max_new_tokens,
-            eos_ids=end_of(self.tokenizer),
+            eos_ids=[*self.eos_ids, *ends],
             use_cache=use_cache,
             logprobs=logprobs,
             source=source,
             source_lengths=lengths_B,
             vocab_size=self._vocab_size,
+            suppress=self._suppression,
         )
         counts = [count for count in prompt_tokens for _ in range(num_samples)]
         return Writing(decoding, self.tokenizer, stop, counts), rows
@@ -228,17 +334,18 @@ class Model:
             rows,
             beams,
             max_new_tokens=max_new_tokens,
-            eos_ids=end_of(self.tokenizer),
+            eos_ids=self.eos_ids,
             use_cache=use_cache,
             source=source,
             source_lengths=lengths_B,
             vocab_size=self._vocab_size,
+            suppress=self._suppression,
         )
         seconds = time.perf_counter() - started
         generations = []
         for (best, *_), count in zip(found, prompt_tokens, strict=True):
             ids, length = best.token_ids, len(best.token_ids)
-            text = "" if self.tokenizer is None else self.tokenizer.decode(ids)
+            text = text_of(ids, self.tokenizer, self.eos_ids)
             generations.append(Generation(text, ids, count, length, best.finish_reason, seconds, length / seconds))
         return generations
 
@@ -284,6 +391,38 @@ class Model:
 
         return translations(self._translate(sources(), options))
 
+    def transcribe(self, audio: Any, *, rate: int = SAMPLE_RATE, **options: Unpack[SpeechOptions]) -> Transcription:
+        """What is said in a recording: a WAV file, or an array of floats (1.0: full scale) of `rate` samples a second.
+
+        The options: `SpeechOptions`. A recording longer than the model reads at once (Whisper: 30 s) is cut into
+        windows, one after the other without overlap, each at the quietest moment of the last sixth of what fits. A
+        window's text does not depend on the other windows. Raises UsageError for models that are not for speech.
+        """
+        wave_N = samples_of(audio, rate)
+        prompt = self._transcript_prompt(wave_N, options)
+        segments = list(self._transcribe(wave_N, prompt, options))
+        text = "".join(segment.text for segment in segments).strip()
+        return Transcription(text, prompt.language, len(wave_N) / SAMPLE_RATE, segments)
+
+    def transcribe_stream(
+        self, audio: Any, *, rate: int = SAMPLE_RATE, **options: Unpack[SpeechOptions]
+    ) -> Iterator[Segment]:
+        """As `transcribe`, window by window as they are done; with batch_size=1 each as soon as can be."""
+        wave_N = samples_of(audio, rate)
+        return self._transcribe(wave_N, self._transcript_prompt(wave_N, options), options)
+
+    def _transcript_prompt(self, wave_N: Tensor, options: SpeechOptions) -> TranscriptPrompt:
+        check_names(options, SpeechOptions.__annotations__)
+        check_transcribes(self.network)
+        given: dict[str, Any] = {name: value for name, value in options.items() if name in ("language", "task")}
+        return transcript_prompt(
+            self.network, self.tokenizer, self._start(), wave_N, suppress=self._suppression, **given
+        )
+
+    def _transcribe(self, wave_N: Tensor, prompt: TranscriptPrompt, options: SpeechOptions) -> Iterator[Segment]:
+        given: dict[str, Any] = {name: value for name, value in options.items() if name not in ("language", "task")}
+        return transcribe(self.network, self.tokenizer, wave_N, prompt, eos_ids=self.eos_ids, **given)
+
     def align(
         self,
         text: str,
@@ -303,7 +442,13 @@ class Model:
         target = translation.token_ids if isinstance(translation, Translation) else translation
         source_tokenizer = self.source_tokenizer
         found = attention_of_text(
-            self.network, self.tokenizer, text, target=target, source_tokenizer=source_tokenizer, kind="cross"
+            self.network,
+            self.tokenizer,
+            text,
+            target=target,
+            source_tokenizer=source_tokenizer,
+            start_ids=self._start(),
+            kind="cross",
         )
         return Alignment(found.rows, found.columns, alignment(found.layers, layer=layer, head=head).numpy())
 
@@ -314,16 +459,30 @@ class Model:
             self.network,
             read,
             start_ids=self._start(),
-            eos_ids=end_of(self.tokenizer),
+            eos_ids=self.eos_ids,
             vocab_size=self._vocab_size,
+            suppress=self._suppression,
             **options,
         )
-        return (written(best, self.tokenizer, len(source)) for source, best in zip(kept, found, strict=True))
+        return (
+            written(best, self.tokenizer, len(source), self.eos_ids) for source, best in zip(kept, found, strict=True)
+        )
 
     @property
     def _vocab_size(self) -> int | None:
         """Ids from there on only pad the embedding."""
         return None if self.tokenizer is None else self.tokenizer.vocab_size
+
+    @property
+    def eos_ids(self) -> list[int]:
+        """Any of them ends a text."""
+        eos_ids = self.config.generation.eos_ids
+        return end_of(self.tokenizer) if eos_ids is None else list(eos_ids)
+
+    @property
+    def _suppression(self) -> Suppression:
+        generation = self.config.generation
+        return Suppression(generation.suppress_ids, generation.begin_suppress_ids)
 
     def _read_prompts(
         self, prompts: Sequence[Prompt] | Tensor, parse_special: bool
@@ -347,26 +506,29 @@ class Model:
 
     def _start(self) -> list[int]:
         """What the decoder of an encoder-decoder starts from."""
+        if self.config.generation.start_ids is not None:
+            return list(self.config.generation.start_ids)
         start = begin_of(self.tokenizer)
         if not start:
             raise UsageError(
                 "the decoder starts from BOS, and the model's tokenizer has none",
-                hint="qkv.generate.Decoding with prompts=[[start_id]]",
+                hint="generation.start_ids in the model's configuration",
             )
         return start
 
     def _read_sources(
         self, sources: Sequence[Prompt] | Tensor, parse_special: bool = False
     ) -> tuple[Tensor, Tensor | None, list[int]]:
-        """What the encoder reads, [B, S] ids or [B, S, W] features, lengths [B] (None: all whole), and the counts."""
+        """What the encoder reads, lengths [B] (None: all whole), and how many vectors become of each."""
         parameter = next(self.network.parameters())
         assert self.network.encoder is not None
         reads = self.network.encoder.config.input
         if isinstance(sources, Tensor):
-            if isinstance(reads, TokenInputConfig) or sources.dim() != 3:
-                wanted = "ids" if isinstance(reads, TokenInputConfig) else "features [B, S, W]"
+            if reads.reads_ids or sources.dim() != len(reads.axes):
+                wanted = "ids" if reads.reads_ids else reads.expects
                 raise UsageError(f"the encoder reads {wanted}, not a tensor {list(sources.shape)} of {sources.dtype}")
-            return sources.to(parameter.device, parameter.dtype), None, [sources.shape[1]] * len(sources)
+            counts = [reads.length(sources.shape[1])] * len(sources)
+            return sources.to(parameter.device, parameter.dtype), None, counts
         rows = [
             self._source_ids(source, f"source {number}", parse_special=parse_special)
             for number, source in enumerate(sources)
@@ -385,8 +547,11 @@ class Model:
         """The ids of a source that the encoder can read; `where` names it in errors."""
         assert self.network.encoder is not None
         config = self.network.encoder.config
-        if isinstance(config.input, FeatureInputConfig):
-            raise UsageError("the encoder reads features, not texts or ids", hint="a float tensor [B, S, W]")
+        if not config.input.reads_ids:
+            raise UsageError(
+                f"the encoder reads {config.input.reads}, not texts or ids",
+                hint=f"a float tensor: {config.input.expects}",
+            )
         ids = whole_ids(self.source_tokenizer, source, parse_special=parse_special, where=where)
         if len(ids) > config.max_seq_len:
             raise UsageError(
@@ -404,9 +569,12 @@ class Model:
         Of an encoder-decoder, `prompt` is the source.
         """
         if self.network.encoder is None or self.network.decoder is None:
-            return score(self.network, self.tokenizer, prompt, continuation)
+            return score(self.network, self.tokenizer, prompt, continuation, suppress=self._suppression)
         source, _, _ = self._read_sources([prompt])
-        return score(self.network, self.tokenizer, "", continuation, source=source)
+        start_ids, suppress = self._start(), self._suppression
+        return score(
+            self.network, self.tokenizer, "", continuation, source=source, start_ids=start_ids, suppress=suppress
+        )
 
     def fill_mask(self, text: str | Sequence[str], *, top: int = 5) -> Any:
         """The `top` most likely tokens for a masked place, `[MASK]` or `<mask>`: a list of `Candidate`, best first.
@@ -435,16 +603,53 @@ class Model:
             check_count("top", top, least=1)
         batch_size = check_count("batch_size", batch_size, least=1)
         text = listed(text)
-        rows = []
-        for number, one in enumerate([text] if is_one(text) else text):
-            blank = isinstance(one, str) and not one.strip()
-            rows.append(whole_ids(self.tokenizer, "" if blank else one, where=f"text {number}"))
-            if not rows[-1]:
-                raise UsageError(f"text {number} is empty: there is nothing to read")
-            check_ids(rows[-1], self.network.config.vocab_size, f"text {number}")
+        rows = self._whole_rows([text] if is_one(text) else text, self.tokenizer)
         end_id = next(iter(end_of(self.tokenizer)), None)
         found = classify(self.network, rows, labels, end_id=end_id, top=top, batch_size=batch_size)
         return found[0] if is_one(text) else found
+
+    def embed(
+        self,
+        text: Any,
+        *,
+        pooling: PoolingKind | None = None,
+        normalise: bool | None = None,
+        batch_size: int = 32,
+    ) -> NDArray[np.float32]:
+        """The vector of `text`, [d_model]: made of the encoder's hidden vectors, whatever head there is.
+
+        text: a text or a list of ids; a list of these gives vectors [N, d_model], computed `batch_size` at a time.
+        pooling: the "mean" or "max" of the tokens, the first ("cls") or the "last" one; None: what the model was made
+        with (sentence-transformers folders say), else the mean. normalise: to length 1; None: likewise, else not. A
+        text longer than the context is cut. Of a decoder only the last token has read the whole text, so there
+        pooling="last" must be asked for.
+
+        The vector of a text does not depend on the other texts. Raises UsageError for models that read no texts.
+        """
+        made_with = self.pooling or Pooling("mean", normalise=False)
+        pooling = made_with.kind if pooling is None else pooling
+        normalise = made_with.normalise if normalise is None else normalise
+        check_flag("normalise", normalise)
+        check_embeds(self.network, pooling)
+        batch_size = check_count("batch_size", batch_size, least=1)
+        text = listed(text)
+        rows = self._whole_rows([text] if is_one(text) else text, self.source_tokenizer)
+        end_id = next(iter(end_of(self.source_tokenizer)), None)
+        found = embed(self.network, rows, pooling, normalise=normalise, end_id=end_id, batch_size=batch_size)
+        return found[0] if is_one(text) else found
+
+    def _whole_rows(self, texts: Sequence[Prompt], tokenizer: Tokenizer | None) -> list[list[int]]:
+        """The ids of texts that are read to their end; a blank text is as an empty one."""
+        stack = self.network.encoder if self.network.encoder is not None else self.network.decoder
+        assert stack is not None
+        rows = []
+        for number, text in enumerate(texts):
+            blank = isinstance(text, str) and not text.strip()
+            rows.append(whole_ids(tokenizer, "" if blank else text, where=f"text {number}"))
+            if not rows[-1]:
+                raise UsageError(f"text {number} is empty: there is nothing to read")
+            check_ids(rows[-1], stack.config.vocab_size, f"text {number}")
+        return rows
 
 
 def load(
@@ -453,28 +658,24 @@ def load(
     dtype: str = "auto",
     quantize: str | None = None,
     allow: Sequence[str] = (),
+    torch_bin: bool = False,
 ) -> Model:
-    """The model in a checkpoint folder, or the best one of a run folder, ready to use.
+    """The model in a checkpoint folder, the best one of a run folder, or one of Hugging Face's formats, ready to use.
 
-    device: auto, cpu, cuda, mps (see `qkv.nn.device`). dtype: fp32, bf16, or auto: float32, but bfloat16 on a GPU that
-    multiplies it. allow: packages whose code the configuration may use; by default a model folder runs none.
+    device: auto, cpu, cuda, mps (see `qkv.nn.device`). dtype: fp32, bf16, stored (as in the file), or auto: float32,
+    but bfloat16 on a GPU that multiplies it. quantize: "keep" leaves the matrices of a GGUF file quantised, at the cost
+    of speed. allow: packages whose code the configuration may use; by default a model folder runs none. torch_bin: read
+    weights that are a pickle, by torch's loader that builds tensors only.
 
     Raises NotFoundError, UsageError for what is not supported, and QkvError for what is damaged. Nothing is downloaded.
     """
-    path = Path(path)
-    supported = "a checkpoint folder or run folder of qkv"
-    if quantize is not None:
-        raise UsageError(f"quantize={quantize} is not supported yet", hint="dtype=bf16, which halves the memory")
-    if path.is_file():
-        kind = "GGUF files are" if path.suffix == ".gguf" else "a single file is"
-        raise UsageError(f"{kind} not supported yet as a model", where=str(path), hint=supported)
-    if (path / "config.json").is_file() and not (path / "state.json").is_file():
-        raise UsageError("Hugging Face folders are not supported yet", where=str(path), hint=supported)
     chosen = choose_device(device)
-    precision = torch.float32 if dtype == "auto" and chosen.type != "cuda" else choose_dtype(dtype, chosen)
-    loaded = load_checkpoint(path, allow=(allow,) if isinstance(allow, str) else tuple(allow))
-    network = loaded.network.to(chosen, precision).eval()
-    return Model(network, loaded.tokenizer, loaded.config, loaded.source_tokenizer)
+    usual = torch.float32 if dtype == "auto" and chosen.type != "cuda" else None
+    precision = usual if usual or dtype == "stored" else choose_dtype(dtype, chosen)
+    packages = (allow,) if isinstance(allow, str) else tuple(allow)
+    loaded = load_model(Path(path), dtype=precision, quantize=quantize, allow=packages, torch_bin=torch_bin)
+    network = loaded.network.to(chosen).eval()
+    return Model(network, loaded.tokenizer, loaded.config, loaded.source_tokenizer, loaded.pooling)
 
 
 def _seeds(seed: int | Sequence[int] | None, count: int) -> list[int]:

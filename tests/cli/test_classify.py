@@ -11,7 +11,8 @@ import pytest
 from generate.tiny import byte_tokenizer, model, network
 
 from qkv.cli import main
-from qkv.config.run import ClassifyObjectiveConfig, Config
+from qkv.config.objectives import ClassifyObjectiveConfig
+from qkv.config.run import Config
 from qkv.model import Model
 
 LINES = ["so good", "", "a much longer text that is not good at all", "我"]

@@ -72,6 +72,7 @@ def test_the_batch_size_does_not_change_the_figures_and_the_stride_does(model, t
 
     assert loss("--batch-size", "1") == pytest.approx(loss("--batch-size", "7"), rel=1e-6)
     assert loss("--window", "32", "--stride", "32") == pytest.approx(loss(), rel=1e-6)
+    assert abs(loss("--window", "8", "--stride", "9") - loss("--window", "8")) > 1e-6
     assert abs(loss("--stride", "5") - loss()) > 1e-6
 
 
@@ -91,7 +92,7 @@ def test_figures_are_float32_unless_asked_otherwise(model, text, capsys, monkeyp
     monkeypatch.setattr(qkv.model, "load", lambda path, **options: load(path, **(seen.update(options) or options)))
     code, _, err = run(capsys, "eval", model, "--data", text, *asked, "--allow-package", "mine")
     assert code == 0, err
-    assert seen == {"device": "auto", "dtype": loaded, "allow": ("mine",)}
+    assert seen == {"device": "auto", "dtype": loaded, "torch_bin": False, "allow": ("mine",)}
 
 
 def test_without_data_the_run_s_validation_data_are_scored(tmp_path, text, capsys, monkeypatch) -> None:
@@ -122,7 +123,7 @@ def test_an_encoder_is_scored_on_masked_tokens(tmp_path, text, capsys) -> None:
         (("--window", "0"), 2, "window must be at least 1"),
         (("--window", "-4"), 2, "window must be at least 1"),
         (("--window", "33"), 2, "at most 32"),
-        (("--window", "8", "--stride", "9"), 2, "stride 9"),
+        (("--window", "8", "--stride", "10"), 2, "stride 10"),
         (("--stride", "0"), 2, "stride must be at least 1"),
         (("--max-windows", "0"), 2, "max_windows"),
         (("--batch-size", "-1"), 2, "batch_size"),

@@ -86,6 +86,7 @@ def test_beams_search_for_the_likeliest_text(folder: str, capsys) -> None:
     found = json.loads(run(capsys, *arguments, "--json")[1])
     assert (found["text"], found["token_ids"]) == (expected.text, expected.token_ids)
     assert found["token_ids"] != model().generate("hello", max_new_tokens=7, temperature=0).token_ids
+    assert "seed" not in found
     assert "seed" not in run(capsys, *arguments)[2]
 
 

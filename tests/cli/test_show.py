@@ -13,6 +13,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 import qkv
+from qkv.checkpoint.save_hf import save_hf
 from qkv.cli import main
 from qkv.config import Config
 from qkv.config.load import preset_names
@@ -78,8 +79,8 @@ def test_show_json_has_the_promised_keys(capsys) -> None:
     assert len(shown["config"]["model"]["layers"]) == 2
 
 
-@pytest.mark.parametrize("name", preset_names())
-def test_show_draws_every_preset(name: str, capsys) -> None:
+@pytest.mark.parametrize("name", [name for name in preset_names() if not name.endswith("-finetune")])
+def test_show_draws_every_preset_of_a_model(name: str, capsys) -> None:
     code, out, err = run(capsys, "show", name)
     assert code == 0, err
     model = Config.load(name).model
@@ -88,11 +89,19 @@ def test_show_draws_every_preset(name: str, capsys) -> None:
         assert (f"{stack.num_layers} x block" if stack.num_layers > 1 else "block") in out
 
 
-def test_the_parameters_in_the_boxes_add_up(capsys) -> None:
-    _, out, _ = run(capsys, "show", "encoder-decoder-tiny")
+PARTS = (
+    ("encoder-tiny", ("model.share_layers=true", "model.position.kind=relative")),
+    ("llama-tiny", ("model.num_layers=2", "model.parallel=two-norms")),
+    ("encoder-tiny", ("model.embedding.width=24", "model.parallel=one-norm")),
+)
+
+
+@pytest.mark.parametrize(("name", "overrides"), [("encoder-decoder-tiny", ()), *PARTS])
+def test_the_parameters_in_the_boxes_add_up(name: str, overrides: tuple[str, ...], capsys) -> None:
+    _, out, _ = run(capsys, "show", name, *overrides)
     words = out.split("\n\n")[0].split()
     boxes = [int(before.replace(",", "")) for before, word in itertools.pairwise(words) if word == "parameters"]
-    assert sum(boxes) == summarise(Config.load("encoder-decoder-tiny").model).params
+    assert sum(boxes) == summarise(Config.load(name, *overrides).model).params
 
 
 @pytest.mark.parametrize(
@@ -103,6 +112,7 @@ def test_the_parameters_in_the_boxes_add_up(capsys) -> None:
         ("encoder-tiny", ()),
         ("encoder-decoder-tiny", ()),
         ("gpt-classic", ("model.vocab_size=1000", "model.num_layers=2", "tokenizer.vocab_size=null")),
+        *PARTS,
     ],
 )
 def test_flops_are_those_that_a_forward_performs(name: str, overrides: tuple[str, ...]) -> None:
@@ -113,6 +123,41 @@ def test_flops_are_those_that_a_forward_performs(name: str, overrides: tuple[str
     ids = torch.zeros(1, length, dtype=torch.int64, device="meta")
     with FlopCounterMode(display=False) as counter:
         network(ids, **({"source": ids} if model.family == "encoder-decoder" else {}))
+    assert summarise(model).flops_per_token_forward * length == counter.get_total_flops()
+
+
+SPEECH = ("model.encoder.input={kind: log-mel, num_mels: 5}", "model.tie_embeddings=head")
+VISION = (
+    "model.input={kind: patches, image_size: [8, 12], patch_size: 4}",
+    "model.max_seq_len=7",
+    "model.embedding.width=24",
+    "model.tie_embeddings=none",
+    "model.head={kind: classifier, num_classes: 3}",
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "overrides", "lines"),
+    [
+        ("encoder-decoder-tiny", SPEECH, ("log-mel features [B, F, 5]", "memory [B, S, ", "two convolutions")),
+        ("encoder-tiny", VISION, ("images [B, 3, 8, 12]", "class token, patches of 4 x 4", "[B, 7, ", "projection 24")),
+    ],
+)
+def test_show_draws_what_reads_sound_and_images(name: str, overrides: tuple, lines: tuple, capsys) -> None:
+    code, out, err = run(capsys, "show", name, *overrides)
+    assert code == 0, err
+    for line in lines:
+        assert line in out
+
+
+def test_flops_of_a_speech_encoder_are_those_that_a_forward_performs() -> None:
+    model = Config.load("encoder-decoder-tiny", *SPEECH).model
+    network = qkv.Transformer(model, device="meta").eval()
+    qkv.nn.use_kernel(network, "math")
+    length = model.max_seq_len
+    ids = torch.zeros(1, length, dtype=torch.int64, device="meta")
+    with FlopCounterMode(display=False) as counter:
+        network(ids, source=torch.zeros(1, 2 * length, 5, device="meta"))
     assert summarise(model).flops_per_token_forward * length == counter.get_total_flops()
 
 
@@ -164,3 +209,14 @@ def test_a_mistake_exits_with_its_code_and_no_traceback(arguments, code: int, sa
 def test_debug_shows_the_traceback() -> None:
     command = [sys.executable, "-m", "qkv", "show", "no-such-model", "--debug"]
     assert "Traceback" in subprocess.run(command, capture_output=True, text=True).stderr
+
+
+def test_a_published_model_is_shown_as_it_is_read(tmp_path: Path, capsys) -> None:
+    config = Config.load("llama-tiny", "model.num_layers=1", "tokenizer.vocab_size=null", "model.vocab_size=300")
+    save_hf(tmp_path / "llama", qkv.Transformer(config.model), config)
+    code, out, _ = run(capsys, "show", str(tmp_path / "llama"), "--json")
+    told = json.loads(out)
+    assert (code, told["params"]) == (0, summarise(config.model).params)
+    assert told["config"]["model"]["layers"] == config.model.model_dump(mode="json")["layers"]
+    code, _, err = run(capsys, "show", str(tmp_path / "llama"), "model.num_layers=2")
+    assert (code, "cannot be overridden" in err) == (2, True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import gzip
 import json
 from pathlib import Path
@@ -181,3 +182,13 @@ def test_a_missing_tokenizer_is_not_found(tmp_path: Path) -> None:
         ["explain", tmp_path / "none", "a"],
     ):
         assert failure(*arguments).exit_code == 3
+
+
+def test_a_tiktoken_file_that_is_not_known_needs_its_encoding(tmp_path: Path) -> None:
+    path = tmp_path / "mine.tiktoken"
+    tokens = [*(bytes([byte]) for byte in range(256)), b"he"]
+    path.write_bytes(b"\n".join(b"%s %d" % (base64.b64encode(token), rank) for rank, token in enumerate(tokens)))
+    assert "--encoding NAME" in (failure("encode", path, "hehe").hint or "")
+    assert answer("encode", path, "hehe", "--encoding", "cl100k_base") == {"ids": [256, 256]}
+    assert answer("decode", path, "256", "--encoding", "r50k_base") == {"text": "he"}
+    assert answer("explain", path, "he", "--encoding", "cl100k_base")["pieces"][0]["tokens"] == ["he"]

@@ -213,6 +213,7 @@ def test_what_was_translated_before_an_interruption_is_kept_and_counted(
     [
         (("--beam-size", "0"), 2, "beam_size"),
         (("--beam-size", "two"), 2, "two"),
+        (("--beam-size", "1000000"), 2, "beam_size is at most 1,000"),
         (("--n-best", "5"), 2, "n_best"),
         (("--n-best", "0"), 2, "n_best"),
         (("--length-penalty", "nan"), 2, "length_penalty"),

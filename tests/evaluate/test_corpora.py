@@ -7,8 +7,9 @@ import json
 
 import pytest
 
+from qkv.config.data import JsonlDataConfig, TextDataConfig
 from qkv.config.errors import NotFoundError, QkvError, UsageError
-from qkv.config.run import Config, JsonlDataConfig, TextDataConfig
+from qkv.config.run import Config
 from qkv.evaluate import text_corpus, validation_corpus
 
 BOS, EOS = 257, 258

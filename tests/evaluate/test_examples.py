@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from qkv.config.data import LabelledDataConfig, ParallelDataConfig, SideFiles
 from qkv.config.errors import NotFoundError, QkvError, UsageError
-from qkv.config.run import Config, LabelledDataConfig, ParallelDataConfig, SideFiles
+from qkv.config.run import Config
 from qkv.data.prepare import Labelled, Pairs, prepare
 from qkv.evaluate.error_rates import error_rate, exact_match
 from qkv.evaluate.examples import Examples, held_out_examples, pair_scores, read_examples, within_context

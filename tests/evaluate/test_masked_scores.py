@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from qkv.config.errors import QkvError, UsageError
-from qkv.config.run import MaskedObjectiveConfig
+from qkv.config.objectives import MaskedObjectiveConfig
 from qkv.data import validation_batches
 from qkv.evaluate import masked_scores
 

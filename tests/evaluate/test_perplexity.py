@@ -12,8 +12,9 @@ import torch
 from tokenizers import decoders, models, pre_tokenizers
 from torch.nn import functional as F
 
+from qkv.config.data import TextDataConfig
 from qkv.config.errors import QkvError, UsageError
-from qkv.config.run import CausalObjectiveConfig, TextDataConfig
+from qkv.config.objectives import CausalObjectiveConfig
 from qkv.data import validation_batches
 from qkv.evaluate import score_batches, text_corpus
 from qkv.evaluate.perplexity import perplexity
@@ -50,6 +51,22 @@ def test_every_token_but_the_first_is_scored_once_with_the_context_of_its_first_
     assert scores.tokens == len(wanted) == count - 1
     assert scores.loss == pytest.approx(sum(wanted) / len(wanted), rel=1e-5)
     assert scores.perplexity == pytest.approx(math.exp(scores.loss))
+
+
+@pytest.mark.parametrize("count", [2, 8, 9, 10, 16, 17, 23, 25])
+def test_with_a_stride_of_one_more_each_window_is_a_text_of_its_own(network, random_ids, count: int) -> None:
+    ids = random_ids(count)
+    losses = []
+    for chunk in torch.tensor(ids).split(8):  # windows of 8 tokens, as others count them
+        if len(chunk) > 1:
+            with torch.no_grad():
+                logits = network(chunk[None, :-1])[0].double()
+            losses += (-logits.log_softmax(-1).gather(1, chunk[1:, None])).flatten().tolist()
+    scores = perplexity(network, ids, window=7, stride=8)
+    assert scores.tokens == len(losses)
+    assert scores.loss == pytest.approx(sum(losses) / len(losses), rel=1e-5)
+    first = perplexity(network, ids, window=7, stride=8, max_windows=1)
+    assert first.loss == pytest.approx(sum(losses[:7]) / len(losses[:7]), rel=1e-5)
 
 
 @pytest.mark.parametrize("position", ["rope", "learned", "sinusoidal"])
@@ -180,7 +197,7 @@ def test_the_space_before_the_first_word_of_a_text_is_no_byte_of_it(network, tmp
     backend.decoder = decoders.Metaspace(prepend_scheme="first")
     backend.add_special_tokens(["<s>"])
     backend.save(str(tmp_path / "tokenizer.json"))
-    (tmp_path / "tokenizer_config.json").write_text('{"bos_token": "<s>"}', encoding="utf-8")
+    (tmp_path / "tokenizer_config.json").write_text('{"bos_token": "<s>", "add_bos_token": true}', encoding="utf-8")
     tokenizer = Tokenizer.load(tmp_path)
     path = tmp_path / "text.txt"
     path.write_text("a b a\nb b\n", encoding="utf-8")
@@ -211,7 +228,7 @@ def test_text_lost_in_unknown_tokens_has_no_bits_per_byte(network, tmp_path) -> 
         ({"window": 0}, "window must be at least 1"),
         ({"window": 9}, "at most 8"),
         ({"stride": -1}, "stride must be at least 1"),
-        ({"window": 4, "stride": 5}, "stride 5 is too large"),
+        ({"window": 4, "stride": 6}, "stride 6 is too large"),
         ({"max_windows": 0}, "max_windows must be"),
         ({"batch_size": 0}, "batch_size must be"),
     ],

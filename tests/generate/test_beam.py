@@ -386,6 +386,7 @@ def test_training_mode_is_put_back_and_dropout_is_off() -> None:
         ({"beam_size": 2.0}, "beam_size"),
         ({"beam_size": True}, "beam_size"),
         ({"beam_size": "4"}, "beam_size"),
+        ({"beam_size": 10**6}, "beam_size is at most 1,000, not 1000000"),
         ({"n_best": 0}, "n_best"),
         ({"n_best": 5}, "n_best=5 .*beam_size=4"),
         ({"length_penalty": -0.1}, "length_penalty"),

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from qkv.config.errors import QkvError, UsageError
-from qkv.config.run import ClassifyObjectiveConfig, Config
+from qkv.config.objectives import ClassifyObjectiveConfig
+from qkv.config.run import Config
 from qkv.data.prepare import Corpus, Labelled
 from qkv.evaluate.tasks import predictions
 from qkv.model import Model

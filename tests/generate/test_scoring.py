@@ -146,8 +146,11 @@ def test_what_cannot_be_filled_is_refused() -> None:
         made.fill_mask("abc")
     with pytest.raises(UsageError, match="context of 48"):
         made.fill_mask("a" * 60 + "[MASK]")
-    with pytest.raises(UsageError, match="no masked-language-model head"):
-        model().fill_mask("[MASK]")
+    classifier, usual = {"kind": "classifier", "num_classes": 2}, {"kind": "language-model"}
+    for family, head, instead in (("encoder", classifier, "classify, or a"), ("decoder", usual, "generate, or a")):
+        with pytest.raises(UsageError, match="no masked-language-model head") as caught:
+            model(family=family, head=head).fill_mask("[MASK]")
+        assert (caught.value.hint or "").startswith(instead)
     tokenizer = bpe()
     with pytest.raises(UsageError, match="no mask token"):
         model(tokenizer, family="encoder", vocab_size=tokenizer.vocab_size).fill_mask("[MASK]")

@@ -79,6 +79,12 @@ def test_any_number_of_sources_streams_through_a_bounded_window() -> None:
         assert len(read) == (number // window + 1) * window
 
 
+def test_a_batch_larger_than_can_be_counted_holds_all_sources() -> None:
+    made, rows = encoder_decoder(), sources(5)
+    options: dict[str, Any] = {"start_ids": [BOS], "max_new_tokens": 2, "beam_size": 2}
+    assert list(translate(made, rows, batch_size=10**30, **options)) == list(translate(made, rows, **options))
+
+
 def test_with_a_batch_of_one_each_source_is_answered_when_it_is_read() -> None:
     made, read = encoder_decoder(), []
     found = translate(made, (read.append(1) or row for row in sources(9)), start_ids=[BOS], batch_size=1, beam_size=2)

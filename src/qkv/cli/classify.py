@@ -25,7 +25,7 @@ _BATCHES_READ = 16  # at a time, to be sorted by length
 @click.option("--file", type=click.Path(path_type=Path), help="One text per line; - is standard input.")
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Where to write (default: stdout).")
 @click.option("--top", type=click.IntRange(min=1), help="Only the N likeliest classes (default: all).")
-@click.option("--batch-size", type=click.IntRange(min=1), default=32, show_default=True, help="Texts at once.")
+@click.option("--batch-size", type=click.IntRange(1, 10**6), default=32, show_default=True, help="Texts at once.")
 @bad_bytes_option
 @model_options
 @json_lines_option
@@ -37,9 +37,7 @@ def classify(
     top: int | None,
     batch_size: int,
     bad_bytes: Any,
-    device: str,
-    dtype: str,
-    allow: tuple[str, ...],
+    loading: dict[str, Any],
     as_json: bool,
 ) -> None:
     """Which class each TEXT belongs to, by MODEL (a run or checkpoint folder of a classifier).
@@ -54,7 +52,7 @@ def classify(
     from qkv.model import load
 
     lines = iter(texts) if file is None else read_lines(file, bad_bytes)
-    loaded = load(model, device=device, dtype=dtype, allow=allow)
+    loaded = load(model, **loading)
 
     def answers() -> Iterator[str]:
         while some := list(islice(lines, _BATCHES_READ * batch_size)):

@@ -33,11 +33,25 @@ def allow_option(command: Command) -> Command:
     )(command)
 
 
-def model_options(command: Command) -> Command:
-    """`--device`, `--dtype` and `--allow-package` of commands that run a model."""
-    dtype = click.option("--dtype", type=click.Choice(["auto", "fp32", "bf16"]), default="auto", show_default=True)
-    device = click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda or mps.")
-    return device(dtype(allow_option(command)))
+def torch_bin_option(command: Command) -> Command:
+    """`--torch-bin`: whether weights that are a pickle may be read."""
+    return click.option(
+        "--torch-bin", is_flag=True, help="Read a pytorch_model.bin, by a loader that builds tensors and runs no code."
+    )(command)
+
+
+def model_options(command: Callable[..., None]) -> Callable[..., None]:
+    """`--device`, `--dtype`, `--torch-bin` and `--allow-package` of commands that run a model; they come to the command
+    as `loading`, the options of `qkv.load`."""
+
+    @functools.wraps(command)
+    def run(*, device: str, dtype: str, torch_bin: bool, allow: tuple[str, ...], **options: Any) -> None:
+        command(loading={"device": device, "dtype": dtype, "torch_bin": torch_bin, "allow": allow}, **options)
+
+    dtypes = click.Choice(["auto", "fp32", "bf16"])
+    return click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda or mps.")(
+        click.option("--dtype", type=dtypes, default="auto", show_default=True)(torch_bin_option(allow_option(run)))
+    )
 
 
 def bad_bytes_option(command: Callable[..., None]) -> Callable[..., None]:

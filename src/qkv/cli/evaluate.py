@@ -46,7 +46,7 @@ _ONLY_FOR = {
 @click.option("--bad-bytes", type=click.Choice(["error", "replace", "drop"]), help="For bytes that are not UTF-8.")
 @click.option("--batch-size", type=int, help="Windows or texts computed at once; has no effect on the figures.")
 @click.option("--window", type=int, help="Tokens the model reads at once (default: its whole context).")
-@click.option("--stride", type=int, help="Tokens between the beginnings of windows (default: the window).")
+@click.option("--stride", type=int, help="Tokens from one window to the next (default: the window).")
 @click.option("--max-windows", type=int, help="Score only so many windows, from the front.")
 @click.option("--beam-size", type=int, help="Translations in progress at a time; 1: greedy (default: 4).")
 @click.option("--length-penalty", type=float, help="Above 0 favours longer translations (default: 0.6).")
@@ -55,9 +55,7 @@ _ONLY_FOR = {
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Keep the translations in a file, line by line.")
 @model_options
 @json_option
-def evaluate(
-    model: str, task: str, device: str, dtype: str, allow: tuple[str, ...], as_json: bool, **options: Any
-) -> None:
+def evaluate(model: str, task: str, loading: dict[str, Any], as_json: bool, **options: Any) -> None:
     """How good MODEL (a run or checkpoint folder) is at its task, in float32 unless --dtype says otherwise.
 
     \b
@@ -69,15 +67,16 @@ def evaluate(
     classification  accuracy, macro F1, and what is taken for what
 
     Every token of a text is scored once, given at most a window of tokens before it; a beginning-of-text token is
-    context only. A stride below the window gives tokens more context and takes longer. Pairs are TSV or JSONL, or two
-    files with --source and --target; labelled texts are TSV, CSV or JSONL. A source that the context does not hold
-    counts as untranslated, a text to classify is cut.
+    context only. A stride below the window gives tokens more context and takes longer; one of window + 1 makes each
+    window a text of its own, whose first token is not scored: what others call windows of 512 tokens are --window 511
+    --stride 512. Pairs are TSV or JSONL, or two files with --source and --target; labelled texts are TSV, CSV or JSONL.
+    A source that the context does not hold counts as untranslated, a text to classify is cut.
     """
     if task not in TASKS:
         raise UsageError(f"the task `{task}` cannot be evaluated", hint=nearest(task, TASKS) or ", ".join(TASKS))
     from qkv.model import load
 
-    loaded = load(model, device=device, dtype="fp32" if dtype == "auto" else dtype, allow=allow)
+    loaded = load(model, **{**loading, "dtype": "fp32" if loading["dtype"] == "auto" else loading["dtype"]})
     task = _task_for(loaded.config.model, task)
     for name, value in options.items():
         tasks = _ONLY_FOR.get(name, TASKS)
@@ -193,7 +192,7 @@ def _pronunciation(model: Model, options: Options) -> Scored:
 
 
 def _classification(model: Model, options: Options) -> Scored:
-    from qkv.config.run import LabelledDataConfig
+    from qkv.config.data import LabelledDataConfig
     from qkv.evaluate.classification import classification_scores, confusion_table
     from qkv.evaluate.examples import held_out_examples, read_examples
     from qkv.generate.classify import class_labels
@@ -262,7 +261,7 @@ def _translated(model: Model, options: Options) -> tuple[Examples, dict[str, str
 
 
 def _pairs(model: Model, options: Options) -> Examples:
-    from qkv.config.run import ParallelDataConfig, SideFiles
+    from qkv.config.data import ParallelDataConfig, SideFiles
     from qkv.evaluate.examples import held_out_examples, read_examples
 
     data, source, target = (options[name] for name in ("data", "source", "target"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from typing import Any
 
 import click
 
@@ -16,13 +17,11 @@ from qkv.config.errors import printable
 @click.option("--top", type=click.IntRange(min=1), default=5, show_default=True, help="Guesses for each mask.")
 @model_options
 @json_lines_option
-def fill_mask(
-    model: str, texts: tuple[str, ...], top: int, device: str, dtype: str, allow: tuple[str, ...], as_json: bool
-) -> None:
+def fill_mask(model: str, texts: tuple[str, ...], top: int, loading: dict[str, Any], as_json: bool) -> None:
     """What MODEL (a run or checkpoint folder of an encoder) would put for each [MASK] or <mask> in TEXT."""
     from qkv.model import load
 
-    loaded = load(model, device=device, dtype=dtype, allow=allow)
+    loaded = load(model, **loading)
     for text, found in zip(texts, loaded.fill_mask(texts, top=top), strict=True):
         masks = found if isinstance(found[0], list) else [found]
         if as_json:

@@ -34,7 +34,9 @@ from qkv.config.errors import UsageError
 @click.option("--parse-special", is_flag=True, help="Special tokens spelled in the prompt are meant.")
 @click.option("--stream", is_flag=True, help="Text as it comes; with --json one object per line.")
 @click.option("--no-cache", is_flag=True, help="Read the whole text again for each token: slower, and the same.")
-@click.option("--quantize", type=click.Choice(["int8", "int4"]), help="Not supported yet.")
+@click.option(
+    "--quantize", type=click.Choice(["keep", "int8", "int4"]), help="keep: a GGUF file's blocks; others: not yet."
+)
 @model_options
 @json_option
 def generate(
@@ -45,10 +47,8 @@ def generate(
     length_penalty: float | None,
     stream: bool,
     no_cache: bool,
-    device: str,
-    dtype: str,
+    loading: dict[str, Any],
     quantize: str | None,
-    allow: tuple[str, ...],
     as_json: bool,
     **options: Any,
 ) -> None:
@@ -68,7 +68,7 @@ def generate(
 
     from qkv.model import load
 
-    loaded = load(model, device=device, dtype=dtype, quantize=quantize, allow=allow)
+    loaded = load(model, quantize=quantize, **loading)
     options["use_cache"] = not no_cache
     drawn = options["seed"] is None
     if drawn:
@@ -83,7 +83,10 @@ def generate(
     # always a list of samples inside
     groups = results if num_samples is not None and num_samples > 1 else [[result] for result in results]
     if as_json:
-        rows = [[_json(sample, options["seed"] + n) for n, sample in enumerate(group)] for group in groups]
+        rows = [
+            [_json(sample, options["seed"] + n if beam_size == 1 else None) for n, sample in enumerate(group)]
+            for group in groups
+        ]
         objects = [row[0] if num_samples is None else {"samples": row} for row in rows]
         print_json(objects[0] if len(objects) == 1 else {"results": objects})
         return
@@ -115,9 +118,10 @@ def _stream(pieces: Any, as_json: bool, options: dict[str, Any], told: int | Non
         _tell([pieces.generation], options["max_new_tokens"], told)
 
 
-def _json(generation: Any, seed: int) -> dict[str, Any]:
-    """The fields of a `Generation` that were asked for, and the seed that gives it again."""
-    return {key: value for key, value in asdict(generation).items() if value is not None} | {"seed": seed % 2**64}
+def _json(generation: Any, seed: int | None) -> dict[str, Any]:
+    """The fields of a `Generation` that were asked for, and the seed that gives it again (None: nothing was drawn)."""
+    told = asdict(generation) | {"seed": None if seed is None else seed % 2**64}
+    return {key: value for key, value in told.items() if value is not None}
 
 
 def _tell(samples: list[Any], wanted: int, seed: int | None) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from qkv.cli import LazyGroup
-from qkv.cli.common import json_option, print_json
+from qkv.cli.common import allow_option, json_option, model_options, print_json
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -62,14 +62,14 @@ def loss(runs: tuple[Path, ...], output: Path, as_json: bool) -> None:
 @click.argument("overrides", nargs=-1, metavar="[key=value]...")
 @output_option
 @click.option("--length", type=int, help="Positions to draw (default: the whole context).")
-@click.option("--allow-package", multiple=True, metavar="NAME", help="A package whose parts the model may import.")
+@allow_option
 @json_option
 def positions(
     config: str,
     overrides: tuple[str, ...],
     output: Path,
     length: int | None,
-    allow_package: tuple[str, ...],
+    allow: tuple[str, ...],
     as_json: bool,
 ) -> None:
     """The position signal that CONFIG adds to the embedding, position by dimension.
@@ -80,13 +80,13 @@ def positions(
     from qkv.inspect.plots import check_format, plot_positions, position_table, save_plot
 
     check_format(output)
-    source, text = _source(config, overrides, allow_package)
+    source, text = _source(config, overrides, allow)
     table, kind = position_table(source, length)
     save_plot(plot_positions(table, kind, footer=f"config {config_hash(text)}"), output)
     _written(output, as_json)
 
 
-def _source(config: str, overrides: tuple[str, ...], allow_package: tuple[str, ...]) -> tuple[Any, str]:
+def _source(config: str, overrides: tuple[str, ...], allow: tuple[str, ...]) -> tuple[Any, str]:
     """A network where there are weights, else the first stack's configuration; and the whole configuration's text."""
     from qkv.config.errors import UsageError
     from qkv.config.run import Config
@@ -99,7 +99,7 @@ def _source(config: str, overrides: tuple[str, ...], allow_package: tuple[str, .
 
     if overrides:
         raise UsageError("a trained model cannot be overridden", where=overrides[0])
-    model = load(config, device="cpu", dtype="fp32", allow=allow_package)
+    model = load(config, device="cpu", dtype="fp32", allow=allow)
     return model.network, model.config.to_yaml()
 
 
@@ -127,8 +127,7 @@ def masks(output: Path, as_json: bool) -> None:
 )
 @click.option("--align", is_flag=True, help="Cross-attention averaged over the heads of --layer (default: the last).")
 @output_option
-@click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda or mps.")
-@click.option("--allow-package", multiple=True, metavar="NAME", help="A package whose code the model may use.")
+@model_options
 @json_option
 def attention(
     model: str,
@@ -140,8 +139,7 @@ def attention(
     kind: Any,
     align: bool,
     output: Path,
-    device: str,
-    allow_package: tuple[str, ...],
+    loading: dict[str, Any],
     as_json: bool,
 ) -> None:
     """Who attends to whom in MODEL (a run folder or a checkpoint folder) while it reads a text.
@@ -160,7 +158,7 @@ def attention(
         raise UsageError("--head is a head of one layer", hint=f"--layer N --head {head}")
     if align and kind == "self":
         raise UsageError("an alignment is read from cross-attention", hint="--align without --kind self")
-    loaded = load(model, device=device, dtype="fp32", allow=allow_package)
+    loaded = load(model, **loading)
     given: str | list[int] | None = target
     if target is None and loaded.network.config.family == "encoder-decoder" and stack != "encoder":
         given = loaded.generate(text, temperature=0.0).token_ids
@@ -170,6 +168,7 @@ def attention(
         text,
         target=given,
         source_tokenizer=loaded.source_tokenizer,
+        start_ids=loaded.config.generation.start_ids,
         stack=stack,
         kind="cross" if align else kind or "self",
     )

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from pathlib import Path
 
 import click
 
-from qkv.cli.common import allow_option, json_option, print_json
+from qkv.cli.common import allow_option, json_option, print_json, torch_bin_option
 
 
 @click.command()
@@ -18,19 +19,27 @@ from qkv.cli.common import allow_option, json_option, print_json
     default="auto",
     help="What keys and values are cached in (auto: bf16).",
 )
+@torch_bin_option
 @allow_option
 @json_option
-def show(config: str, overrides: tuple[str, ...], dtype: str, allow: tuple[str, ...], as_json: bool) -> None:
-    """Diagram, shapes, parameters, FLOPs and memory of CONFIG (a preset, a file or a run folder).
+def show(
+    config: str, overrides: tuple[str, ...], dtype: str, torch_bin: bool, allow: tuple[str, ...], as_json: bool
+) -> None:
+    """Diagram, shapes, parameters, FLOPs and memory of CONFIG (a preset, a file, a run folder, or any other model).
 
     Nothing is allocated or trained. A key=value after it overrides a key: model.num_layers=12
     """
+    from qkv.checkpoint.load import published_config
+    from qkv.config.errors import UsageError
     from qkv.config.run import Config
     from qkv.inspect.diagram import draw
     from qkv.inspect.summary import summarise
     from qkv.nn.transformer import Transformer
 
-    tree = Config.load(config, *overrides, allow=allow or None)
+    published = published_config(Path(config), torch_bin=torch_bin)
+    if published is not None and overrides:
+        raise UsageError("a published model cannot be overridden", where=overrides[0], hint="`qkv convert --to qkv`")
+    tree = published or Config.load(config, *overrides, allow=allow or None)
     model = tree.model.with_vocab_size(tree.tokenizer.vocab_size) if tree.tokenizer.vocab_size else tree.model
     network = Transformer(model, device="meta")
     summary = summarise(model, cache_dtype="bf16" if dtype == "auto" else dtype, network=network)

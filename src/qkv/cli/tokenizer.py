@@ -12,6 +12,8 @@ from qkv.cli.common import bad_bytes_option, json_option, print_json
 from qkv.config.errors import ConflictError, UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from qkv.tokenizer import Tokenizer
 
 KINDS = ("bpe", "unigram", "wordpiece", "word", "char", "byte")
@@ -22,8 +24,16 @@ _FOLDER = click.Path(path_type=Path)
 def tokenizer() -> None:
     """Train a tokenizer; encode, decode, explain and measure with one.
 
-    PATH is a tokenizer: a folder with tokenizer.json, or such a file (ours or Hugging Face's).
+    PATH is a tokenizer: a folder with tokenizer.json, or such a file (ours or Hugging Face's); a .gguf, .tiktoken or
+    SentencePiece .model file, BERT's vocab.txt, llama2.c's tokenizer.bin.
     """
+
+
+def encoding_option(command: Callable[..., None]) -> Callable[..., None]:
+    """`--encoding`, of commands that read a tokenizer."""
+    return click.option(
+        "--encoding", metavar="NAME", help="Of a tiktoken file that is not a known one: how it cuts text."
+    )(command)
 
 
 @tokenizer.command()
@@ -85,6 +95,7 @@ def _check_output(output: Path, force: bool) -> None:
 @click.option("--parse-special", is_flag=True, help="Text that spells a special token becomes that token.")
 @click.option("--add-special", is_flag=True, help="Put <bos> and <eos>, or what the tokenizer's template says, around.")
 @click.option("--strict", is_flag=True, help="Fail on a character that is not in the vocabulary.")
+@encoding_option
 @bad_bytes_option
 @json_option
 def encode(
@@ -94,11 +105,12 @@ def encode(
     parse_special: bool,
     add_special: bool,
     strict: bool,
+    encoding: str | None,
     bad_bytes: Any,
     as_json: bool,
 ) -> None:
     """Print the token ids of TEXT, of a file, or of standard input."""
-    loaded = _load(path)
+    loaded = _load(path, encoding)
     if text is not None and text_file is not None:
         raise UsageError("there are two texts: TEXT and --text-file", hint="one of them")
     from qkv.tokenizer.text import normalize, read_blocks, read_stream
@@ -124,15 +136,16 @@ def encode(
 @click.argument("path", type=_FOLDER)
 @click.argument("ids", nargs=-1, metavar="ID...")
 @click.option("--keep-special", is_flag=True, help="Show special tokens too.")
+@encoding_option
 @json_option
-def decode(path: Path, ids: tuple[str, ...], keep_special: bool, as_json: bool) -> None:
+def decode(path: Path, ids: tuple[str, ...], keep_special: bool, encoding: str | None, as_json: bool) -> None:
     """Print the text of token IDs, separated by spaces or commas."""
     numbers = []
     for part in " ".join(ids).replace(",", " ").strip("[] ").split():
         if not part.lstrip("-").isdecimal():
             raise UsageError(f"{part!r} is not a token id", hint="whole numbers, such as 12 7 33")
         numbers.append(int(part))
-    text = _load(path).decode(numbers, skip_special=not keep_special)
+    text = _load(path, encoding).decode(numbers, skip_special=not keep_special)
     if as_json:
         print_json({"text": text})
     else:
@@ -142,8 +155,9 @@ def decode(path: Path, ids: tuple[str, ...], keep_special: bool, as_json: bool) 
 @tokenizer.command()
 @click.argument("words", nargs=-1, required=True, metavar="[PATH] TEXT")
 @click.option("-t", "--tokenizer", "path", type=_FOLDER, help="The tokenizer, if not given as PATH.")
+@encoding_option
 @json_option
-def explain(words: tuple[str, ...], path: Path | None, as_json: bool) -> None:
+def explain(words: tuple[str, ...], path: Path | None, encoding: str | None, as_json: bool) -> None:
     """Show how TEXT becomes tokens: its pieces, and each merge in the order it happens.
 
     Without a tokenizer, a small one is trained on a few sentences on the spot.
@@ -157,7 +171,7 @@ def explain(words: tuple[str, ...], path: Path | None, as_json: bool) -> None:
         raise UsageError("explain what TEXT?", where=words[0], hint=f'`qkv tokenizer explain {words[0]} "some text"`')
     from qkv.tokenizer.text import normalize
 
-    explanation = (_load(path) if path else _toy()).explain(normalize(words[0]))
+    explanation = (_load(path, encoding) if path else _toy()).explain(normalize(words[0]))
     if as_json:
         print_json(explanation.to_dict())
         return
@@ -169,11 +183,12 @@ def explain(words: tuple[str, ...], path: Path | None, as_json: bool) -> None:
 @tokenizer.command()
 @click.argument("path", type=_FOLDER)
 @click.argument("files", nargs=-1, required=True, type=_FOLDER, metavar="FILE...")
+@encoding_option
 @bad_bytes_option
 @json_option
-def stats(path: Path, files: tuple[Path, ...], bad_bytes: Any, as_json: bool) -> None:
+def stats(path: Path, files: tuple[Path, ...], encoding: str | None, bad_bytes: Any, as_json: bool) -> None:
     """How many tokens the text of FILEs takes, for Chinese and for other characters."""
-    measured = _load(path).stats(files, bad_bytes=bad_bytes)
+    measured = _load(path, encoding).stats(files, bad_bytes=bad_bytes)
     if as_json:
         print_json(measured.to_dict())
         return
@@ -190,10 +205,10 @@ def stats(path: Path, files: tuple[Path, ...], bad_bytes: Any, as_json: bool) ->
         click.echo(f"not in the vocabulary: {measured.unknown:,} tokens")
 
 
-def _load(path: Path) -> Tokenizer:
+def _load(path: Path, encoding: str | None) -> Tokenizer:
     from qkv.tokenizer import Tokenizer
 
-    return Tokenizer.load(path)
+    return Tokenizer.load(path, encoding=encoding)
 
 
 def _toy() -> Tokenizer:

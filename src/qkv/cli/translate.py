@@ -38,9 +38,7 @@ def translate(
     file: Path | None,
     output: Path | None,
     bad_bytes: Any,
-    device: str,
-    dtype: str,
-    allow: tuple[str, ...],
+    loading: dict[str, Any],
     as_json: bool,
     **options: Any,
 ) -> None:
@@ -53,7 +51,7 @@ def translate(
     from qkv.model import load
 
     sources, lines = tee(read_lines(file, bad_bytes))
-    loaded = load(model, device=device, dtype=dtype, allow=allow)
+    loaded = load(model, **loading)
     translations = loaded.translate_stream(lines, **options)
     ends: Counter[str] = Counter()
 

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from qkv.config.data import DataConfig, JsonlDataConfig, TextDataConfig
 from qkv.config.errors import QkvError, UsageError
-from qkv.config.run import Config, DataConfig, JsonlDataConfig, TextDataConfig
-from qkv.data.cache import begin_id, end_id
+from qkv.config.run import Config
 from qkv.data.documents import read_pieces
 from qkv.data.prepare import Corpus, Dataset, prepare
+from qkv.generate.prompts import begin_of, end_of
 
 if TYPE_CHECKING:
     from qkv.tokenizer.tokenizer import Tokenizer
@@ -21,25 +22,25 @@ if TYPE_CHECKING:
 def text_corpus(
     file: str | Path, tokenizer: Tokenizer, data: DataConfig | None = None, *, ends: bool = False
 ) -> Corpus:
-    """The documents of a file, each as [begin] ids, where begin is <bos> or else [CLS] if the tokenizer has one.
+    """The documents of a file, each after what the tokenizer puts before a text.
 
-    With `ends`, <eos> or else [SEP] follows; without, the text is scored as it stands. A `.jsonl` file (`.gz` and `.xz`
-    too) has a document per line, any other is plain text; how it is divided, and what becomes of bad bytes, `data` says
-    where it is of that kind.
+    With `ends` each is [begin] ids [end], as in training; without, the text is scored as it stands. A `.jsonl` file
+    (`.gz` and `.xz` too) has a document per line, any other is plain text; how it is divided, and what becomes of bad
+    bytes, `data` says where it is of that kind.
 
     Raises what `qkv.data.read_pieces` raises, and QkvError for a file without text.
     """
     path = Path(file)
     kind = _kind_of(path, data)
-    begin, end = begin_id(tokenizer), end_id(tokenizer)
+    begin, end = (begin_of(tokenizer), end_of(tokenizer)) if ends else (tokenizer.around[0], [])
     ids, starts, inside = array("q"), [], False
     for piece in read_pieces([path], kind):
         if not inside:
             starts.append(len(ids))
-            ids.extend([] if begin is None else [begin])
+            ids.extend(begin)
         ids.extend(tokenizer.encode(piece.text))
         inside = not piece.ends
-        ids.extend([end] if ends and piece.ends and end is not None else [])
+        ids.extend(end if piece.ends else [])
     if not starts:
         raise QkvError("the file holds no text", where=str(path))
     edges = np.array([*starts, len(ids)], np.int64)

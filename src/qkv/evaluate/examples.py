@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from qkv.config.data import LabelledDataConfig, ParallelDataConfig
 from qkv.config.errors import QkvError, UsageError
-from qkv.config.run import Config, LabelledDataConfig, ParallelDataConfig
+from qkv.config.run import Config
 from qkv.data.documents import whole
 from qkv.data.prepare import label_numbers
-from qkv.data.records import Part, files_of, read_labels, read_side, read_texts
+from qkv.data.records import Part, check_sides, files_of, read_labels, read_side, read_texts
 from qkv.data.split import ContentHash, held_out
 from qkv.evaluate.error_rates import error_rate, exact_match
 from qkv.evaluate.translation import BleuTokenizer, TranslationScores, translation_scores
@@ -48,6 +49,7 @@ def read_examples(
     wrong with a record (file:line).
     """
     if isinstance(data, ParallelDataConfig):
+        check_sides(data, part)
         texts, answers = (list(whole(read_side(data, part, side))) for side in ("source", "target"))
     else:
         texts, told = list(whole(read_texts(data, part))), list(read_labels(data, part))

@@ -56,7 +56,7 @@ def describe_machine() -> Machine:
         device_why=_device_why(device) + name,
         dtype="bf16" if choose_dtype("auto", device) == torch.bfloat16 else "fp32",
         dtype_why="the hardware multiplies bfloat16" if multiplies else "the hardware would only emulate bfloat16",
-        compiler=_compiler(),
+        compiler=compiler(),
         memory_total=total,
         memory_available=available,
         device_memory_total=device_total,
@@ -83,7 +83,7 @@ def _cores() -> int:
     return os.cpu_count() or 1
 
 
-def _compiler() -> str | None:
+def compiler() -> str | None:
     """The path of the C++ compiler: $CXX, or the first usual name found."""
     for name in (os.environ.get("CXX"), "g++", "c++", "clang++", "cl"):
         if name and (path := shutil.which(name)):

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from qkv.config.errors import QkvError, UsageError
-from qkv.config.run import MaskedObjectiveConfig
+from qkv.config.objectives import MaskedObjectiveConfig
 from qkv.data.batches import validation_batches
 from qkv.data.prepare import Corpus
 from qkv.evaluate.score import Tally, check_predicts_tokens, score_batches
@@ -61,8 +61,10 @@ def perplexity(
     The network reads `window` tokens at once (None: its context, max_seq_len), and every `stride` tokens (None:
     `window`) a new window begins. Each token is scored exactly once, in the first window that holds it: a smaller
     stride gives every token at least window - stride tokens of context, where there are that many. The first token of a
-    document has none and is not scored, nor is a <bos> of `tokenizer`. `max_windows`: only so many, from the front.
-    `batch_size` windows are computed at once (None: what fits memory); the figures do not depend on it.
+    document has none and is not scored, nor is a <bos> of `tokenizer`. A stride of window + 1 makes of every window a
+    text of its own: its first token is read and not scored, as where `transformers` is given labels. `max_windows`:
+    only so many, from the front. `batch_size` windows are computed at once (None: what fits memory); the figures do not
+    depend on it.
 
     Raises UsageError for numbers that make no sense, QkvError where there is nothing to score.
     """
@@ -73,7 +75,7 @@ def perplexity(
     window = context if window is None else window
     stride = window if stride is None else stride
     _check_range("window", window, context, f"the model reads at most {context} tokens")
-    _check_range("stride", stride, window, f"a window of {window} tokens would leave some out")
+    _check_range("stride", stride, window + 1, f"a window of {window} tokens would leave some out")
     for name, value in (("max_windows", max_windows), ("batch_size", batch_size)):
         if value is not None:
             _check_range(name, value)

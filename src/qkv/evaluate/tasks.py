@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from qkv.config.run import ClassifyObjectiveConfig, ObjectiveConfig, TranslateObjectiveConfig
+from qkv.config.objectives import ClassifyObjectiveConfig, ObjectiveConfig, TranslateObjectiveConfig
 from qkv.data.batches import validation_batches
 from qkv.data.prepare import Dataset, Labelled, Pairs
 from qkv.evaluate.classification import classification_scores
@@ -57,7 +57,7 @@ def _(objective: TranslateObjectiveConfig, network: Transformer, data: Dataset, 
                 continue
             sources.append(source.tolist())
         references.setdefault(source.tobytes(), []).append(tokenizer.decode(data.target.document(number).tolist()))
-    written = greedy(network, sources, tokenizer)
+    written = greedy(network, sources, tokenizer, data.start_ids)
     wanted = list(references.values())
     match objective.measure:
         case "bleu" | "chrf":
@@ -81,12 +81,17 @@ def _(objective: ClassifyObjectiveConfig, network: Transformer, data: Dataset, t
     return Measure(objective.measure, getattr(scores, objective.measure), higher_is_better=True)
 
 
-def greedy(network: Transformer, sources: Iterable[Sequence[int]], tokenizer: Tokenizer) -> list[str]:
-    """The likeliest translation, token by token, of each source [begin] ids [end]."""
+def greedy(
+    network: Transformer, sources: Iterable[Sequence[int]], tokenizer: Tokenizer, start_ids: Sequence[int] = ()
+) -> list[str]:
+    """The likeliest translation, token by token, of each source [begin] ids [end].
+
+    start_ids: what translations start from, where that is not the tokenizer's begin.
+    """
     found = translate(
         network,
         sources,
-        start_ids=begin_of(tokenizer),
+        start_ids=list(start_ids) or begin_of(tokenizer),
         eos_ids=end_of(tokenizer),
         vocab_size=tokenizer.vocab_size,
         beam_size=1,

@@ -1,9 +1,10 @@
-"""Sliding windows over a corpus, in which every token is a target exactly once.
+"""Sliding windows over a corpus, in which no token is a target twice.
 
 The tokens that have a successor in their document are numbered through: slot s of the corpus predicts one token. Window
 w reads slots w * stride .. w * stride + window - 1; what an earlier window has predicted is context and no target.
 Documents that share a window do not see each other; one that began before the window is cut there. With stride =
-window these are the rows of `qkv.data.validation_batches`.
+window these are the rows of `qkv.data.validation_batches`. With stride = window + 1 every window is a text of its own:
+the token between two windows is the first of the later one, and no target.
 
 B windows, T slots of a window, D documents.
 """
@@ -27,7 +28,7 @@ class SlidingWindows:
     def __init__(self, corpus: Corpus, window: int, stride: int, not_a_target: int | None = None) -> None:
         self._slots = Windows(corpus, window, lookahead=1)
         self.window, self.stride, self.not_a_target = window, stride, not_a_target
-        beyond_first = max(self._slots.slots - window, 0)
+        beyond_first = max(self._slots.slots - max(window, stride), 0)
         self.count = 0 if self._slots.slots == 0 else 1 + -(-beyond_first // stride)
 
     def batches(self, batch_size: int, max_windows: int | None = None) -> Iterator[Batch]:

@@ -23,10 +23,13 @@ from qkv.config.errors import UsageError
 from qkv.generate.arguments import check_count, check_number
 from qkv.generate.decode import FinishReason, check_prompts, evaluating, last_logits, source_of
 from qkv.generate.sampling import Sampling, refuse_non_finite
+from qkv.generate.suppression import NOTHING_SUPPRESSED, Suppression
 from qkv.nn.transformer import Transformer
 
 MAX_LENGTH_PENALTY = 10
 """Far beyond any use: without a bound a penalty overflows."""
+MAX_BEAM_SIZE = 1000
+"""Far beyond any use too: every hypothesis is a row of the network, and without a bound a slip takes all memory."""
 
 
 @dataclass(frozen=True)
@@ -46,10 +49,11 @@ class Hypothesis:
 class Beams:
     """How to search.
 
-    beam_size: open hypotheses per input; 1 is greedy: it ends with its first EOS. n_best: how many of the finished ones
-    are wanted; it never changes which is the first. Hypotheses are ranked by log-probability over the length penalty of
-    their n tokens, EOS counted and the prompt not: with a = length_penalty, kind "gnmt" is ((5 + n) / 6)^a (Wu et al.
-    2016, arXiv 1609.08144, eq. 14) and "power" is n^a. 0 ranks by log-probability alone, 10 is the most.
+    beam_size: open hypotheses per input, at most 1,000; 1 is greedy: it ends with its first EOS. n_best: how many of
+    the finished ones are wanted; it never changes which is the first. Hypotheses are ranked by log-probability over the
+    length penalty of their n tokens, EOS counted and the prompt not: with a = length_penalty, kind "gnmt" is
+    ((5 + n) / 6)^a (Wu et al. 2016, arXiv 1609.08144, eq. 14) and "power" is n^a. 0 ranks by log-probability alone, 10
+    is the most.
 
     Raises UsageError for values that mean nothing, NaN and a bool included.
     """
@@ -61,6 +65,8 @@ class Beams:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "beam_size", check_count("beam_size", self.beam_size, least=1))
+        if self.beam_size > MAX_BEAM_SIZE:
+            raise UsageError(f"beam_size is at most {MAX_BEAM_SIZE:,}, not {self.beam_size!s:.80}")
         object.__setattr__(self, "n_best", check_count("n_best", self.n_best, least=1))
         if self.n_best > self.beam_size:
             raise UsageError(
@@ -93,6 +99,7 @@ def beam_search(
     source: Tensor | None = None,
     source_lengths: Tensor | None = None,
     vocab_size: int | None = None,
+    suppress: Suppression = NOTHING_SUPPRESSED,
 ) -> list[list[Hypothesis]]:
     """For each prompt its `n_best` hypotheses, best first; what it gets does not depend on the other prompts.
 
@@ -102,7 +109,9 @@ def beam_search(
     candidates to the better hypothesis, then to the smaller id. Fewer than n_best come back only where there are no
     more. The other arguments, and what is raised, are those of `Decoding`.
     """
-    search = _Search(network, prompts, beams, max_new_tokens, eos_ids, use_cache, source, source_lengths, vocab_size)
+    search = _Search(
+        network, prompts, beams, max_new_tokens, eos_ids, use_cache, source, source_lengths, vocab_size, suppress
+    )
     with evaluating(network.modules()):
         while search.inputs:
             search.step()
@@ -138,15 +147,18 @@ class _Search:
         source: Tensor | None,
         source_lengths: Tensor | None,
         vocab_size: int | None,
+        suppress: Suppression,
     ) -> None:
         context = check_prompts(network, prompts)
+        suppress.check(vocab_size or network.config.vocab_size)
         wanted = max_new_tokens if isinstance(max_new_tokens, Sequence) else [max_new_tokens] * len(prompts)
         self.limits = [
             min(check_count("max_new_tokens", count), context - len(prompt))
             for count, prompt in zip(wanted, prompts, strict=True)
         ]
         self.network, self.prompts, self.beams = network, prompts, beams
-        self.source, self.source_lengths, self.vocab_size = source, source_lengths, vocab_size
+        self.source, self.source_lengths = source, source_lengths
+        self.vocab_size, self.suppress = vocab_size, suppress
         self.eos = torch.tensor(sorted(eos_ids), dtype=torch.int64)
         self.found = [[] if limit else [Hypothesis([], 0.0, 0.0, "length")] for limit in self.limits]
         self.inputs = [number for number, limit in enumerate(self.limits) if limit]
@@ -182,6 +194,7 @@ class _Search:
         size = self.beams.beam_size
         logits_RV = self._logits().float()
         refuse_non_finite(logits_RV, [number for number in self.inputs for _ in range(size)], length)
+        logits_RV = self.suppress(logits_RV, first=length == 1)
         ids_RC = likeliest(logits_RV[:, : self.vocab_size], size + len(self.eos))
         logprobs_RC = logits_RV.log_softmax(-1).gather(1, ids_RC)
         # added up in float64 and on the CPU, whatever the device

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 import torch
 
 from qkv.config.errors import UsageError
+from qkv.config.objectives import ClassifyObjectiveConfig
 from qkv.config.parts import ClassifierHeadConfig
-from qkv.config.run import ClassifyObjectiveConfig, Config
+from qkv.config.run import Config
 from qkv.data.rows import cut
 from qkv.generate.decode import device_of, evaluating, pad
 from qkv.generate.sampling import refuse_non_finite

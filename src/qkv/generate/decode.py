@@ -7,6 +7,7 @@ Shapes: B rows of the batch, T tokens, S source tokens, W feature width, V vocab
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 from qkv.config.errors import UsageError
 from qkv.generate.arguments import check_count
 from qkv.generate.sampling import MAX_SEED, Sampling, choose, refuse_non_finite
+from qkv.generate.suppression import NOTHING_SUPPRESSED, Suppression
 from qkv.nn.cache import Cache
 from qkv.nn.transformer import Transformer
 
@@ -28,8 +30,8 @@ FinishReason = Literal["stop", "length"]
 class Token:
     """A new token of one row.
 
-    logprob: its log-probability (nats) by the model itself, before penalties, temperature and filters; None where
-    log-probabilities were not asked for. top: the most likely (id, log-probability), best first.
+    logprob: its log-probability (nats) by the model itself, of what it may write, before penalties, temperature and
+    filters; None where log-probabilities were not asked for. top: the most likely (id, log-probability), best first.
     """
 
     row: int
@@ -45,7 +47,7 @@ class Decoding:
     2^64 - 1. source [B, S] ids or [B, S, W] features with source_lengths [B]: what the encoder reads, once. eos_ids end
     a row. max_new_tokens is capped by the context, the decoder's `max_seq_len`: nothing slides, a row whose prompt and
     new tokens fill it ends with "length". logprobs: how many alternatives each token brings (0: no log-probabilities).
-    vocab_size: ids from there on (rows that only pad the embedding) are never chosen.
+    vocab_size: ids from there on (rows that only pad the embedding) are never chosen; nor is what `suppress` says.
 
     Raises UsageError before the model runs for a model that does not generate, prompts that do not fit, and arguments
     out of range; QkvError at a step whose logits are not finite. The network's training mode is put back at each step.
@@ -65,15 +67,18 @@ class Decoding:
         source: Tensor | None = None,
         source_lengths: Tensor | None = None,
         vocab_size: int | None = None,
+        suppress: Suppression = NOTHING_SUPPRESSED,
     ) -> None:
         self.network = network
         self.prompts = [list(prompt) for prompt in prompts]
         self.generated: list[list[int]] = [[] for _ in prompts]
         self.finish_reasons: list[FinishReason | None] = [None] * len(self.prompts)
         """Per row, once it has ended."""
-        self._seeds, self._sampling, self._eos = list(seeds), sampling, frozenset(eos_ids)
-        self.logprobs, self._vocab_size = logprobs, vocab_size
+        self.eos_ids, self.logprobs = frozenset(eos_ids), logprobs
+        self._seeds, self._sampling = list(seeds), sampling
+        self._vocab_size, self._suppress = vocab_size, suppress
         context = check_prompts(network, self.prompts)
+        suppress.check(vocab_size or network.config.vocab_size)
         check_count("max_new_tokens", max_new_tokens)
         check_count("logprobs", logprobs)
         if len(self._seeds) != len(self.prompts) or not all(0 <= seed <= MAX_SEED for seed in self._seeds):
@@ -104,7 +109,9 @@ class Decoding:
             scores_BV = self._uncached(running) if self._cache is None else self._cached(running, self._cache)
         # on the CPU whatever the device: the same seed gives the same draw everywhere
         scores_BV = scores_BV.float().cpu()
-        refuse_non_finite(scores_BV, running, len(self.generated[running[0]]) + 1)
+        step = len(self.generated[running[0]])
+        refuse_non_finite(scores_BV, running, step + 1)
+        scores_BV = self._suppress(scores_BV, first=step == 0)
         tokens = []
         for row, scores_V in zip(running, scores_BV, strict=True):
             generated = self.generated[row]
@@ -112,12 +119,12 @@ class Decoding:
                 scores_V[: self._vocab_size],
                 self._sampling,
                 seed=self._seeds[row],
-                step=len(generated),
+                step=step,
                 prompt=self.prompts[row],
                 generated=generated,
             )
             generated.append(token_id)
-            if token_id in self._eos:
+            if token_id in self.eos_ids:
                 self.finish_reasons[row] = "stop"
             tokens.append(Token(row, token_id, *ranked(scores_V, token_id, self.logprobs, self._vocab_size)))
         self._end_full_rows(running)
@@ -201,12 +208,17 @@ def pad(rows: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Te
 def ranked(
     scores_V: Tensor, token_id: int, count: int, vocab_size: int | None = None
 ) -> tuple[float | None, tuple[tuple[int, float], ...]]:
-    """A token's log-probability, and the `count` most likely tokens with theirs; nothing for 0."""
+    """A token's log-probability, and the `count` most likely tokens with theirs; nothing for 0.
+
+    Fewer come back where no more than these can be.
+    """
     if not count:
         return None, ()
     logprobs_V = scores_V.log_softmax(-1)
     values, ids = logprobs_V[:vocab_size].topk(min(count, len(logprobs_V[:vocab_size])))
-    return float(logprobs_V[token_id]), tuple(zip(ids.tolist(), values.tolist(), strict=True))
+    possible = values > -math.inf
+    best = zip(ids[possible].tolist(), values[possible].tolist(), strict=True)
+    return float(logprobs_V[token_id]), tuple(best)
 
 
 def device_of(network: nn.Module) -> torch.device:

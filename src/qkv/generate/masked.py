@@ -13,7 +13,7 @@ import torch
 from qkv.config.errors import UsageError
 from qkv.config.parts import MaskedLanguageModelHeadConfig
 from qkv.generate.decode import check_ids, device_of, evaluating, pad
-from qkv.generate.prompts import begun, end_of
+from qkv.generate.prompts import within
 from qkv.generate.sampling import refuse_non_finite
 from qkv.nn.transformer import Transformer
 from qkv.tokenizer.text import normalize
@@ -37,10 +37,12 @@ def fill_mask(network: Transformer, tokenizer: Tokenizer | None, text: str, top:
     its word, a space before a mask belongs to the masked token. Raises UsageError for a text without a mask, and for
     models and tokenizers that know none.
     """
-    if not isinstance(network.config.head, MaskedLanguageModelHeadConfig):
+    head = network.config.head
+    if not isinstance(head, MaskedLanguageModelHeadConfig):
+        instead = {"classifier": "classify, or ", "language-model": "generate, or "}.get(head.kind if head else "", "")
         raise UsageError(
             f"a model of family {network.config.family} has no masked-language-model head",
-            hint="generate, or an encoder",
+            hint=f"{instead}a model trained with objective.kind=masked",
         )
     if tokenizer is None or tokenizer.mask_id is None:
         raise UsageError("the model's tokenizer has no mask token")
@@ -53,7 +55,7 @@ def fill_mask(network: Transformer, tokenizer: Tokenizer | None, text: str, top:
     ids = tokenizer.encode(parts[0])
     for part in parts[1:]:
         ids += [tokenizer.mask_id, *tokenizer.encode(part)]
-    ids = begun(tokenizer, ids) + end_of(tokenizer)
+    ids = within(tokenizer, ids)
     check_ids(ids, network.config.vocab_size, "the text")
     with evaluating(network.modules()):
         scores_TV = network(pad([ids], device_of(network))[0])[0].float().cpu()

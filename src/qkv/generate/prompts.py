@@ -1,4 +1,5 @@
-"""From what people type to ids. A whole text is [begin] ids [end], exactly as documents are in training."""
+"""From what people type to ids. A whole text is [begin] ids [end], exactly as documents are in training; what begins a
+prompt is what the tokenizer puts before a text, which in published models may be nothing."""
 
 from __future__ import annotations
 
@@ -86,7 +87,8 @@ def text_ids(tokenizer: Tokenizer | None, text: str, *, parse_special: bool = Fa
 def prompt_ids(
     tokenizer: Tokenizer | None, prompt: Prompt, *, parse_special: bool = False, where: str = "the prompt"
 ) -> list[int]:
-    """The ids a decoder continues: [begin] prompt, with exactly one `begin`, whoever wrote it.
+    """The ids a decoder continues: the prompt after what the tokenizer puts before a text, BOS or nothing, exactly once
+    whoever wrote it. An empty one is BOS.
 
     Raises UsageError for an empty prompt where nothing can stand for the beginning.
     """
@@ -94,7 +96,7 @@ def prompt_ids(
         ids = text_ids(tokenizer, prompt, parse_special=parse_special)
     else:
         ids = read_ids(prompt, where)
-    ids = begun(tokenizer, ids)
+    ids = begun(tokenizer, ids) or begin_of(tokenizer)
     if not ids:
         raise UsageError(
             "the prompt is empty, and the tokenizer has no token for the beginning of a text", hint="a longer prompt"
@@ -103,17 +105,24 @@ def prompt_ids(
 
 
 def begun(tokenizer: Tokenizer | None, ids: list[int]) -> list[int]:
-    """[begin] ids, unless they begin so already."""
-    begin = begin_of(tokenizer)
-    return ids if ids[:1] == begin else begin + ids
+    """Ids after what the tokenizer puts before a text, unless they begin so already."""
+    before = [] if tokenizer is None else tokenizer.around[0]
+    return ids if ids[: len(before)] == before else before + ids
 
 
 def whole_ids(
     tokenizer: Tokenizer | None, text: Prompt, *, parse_special: bool = False, where: str = "the source"
 ) -> list[int]:
-    """The ids an encoder reads: [begin] text [end], each exactly once. Ids are taken as they are."""
+    """The ids an encoder reads: `within` what stands around a text. Ids are taken as they are."""
     if not isinstance(text, str):
         return read_ids(text, where)
-    ids = begun(tokenizer, text_ids(tokenizer, text, parse_special=parse_special))
-    end = end_of(tokenizer)
-    return ids if end and ids[-1:] == end else ids + end
+    return within(tokenizer, text_ids(tokenizer, text, parse_special=parse_special))
+
+
+def within(tokenizer: Tokenizer | None, ids: list[int]) -> list[int]:
+    """[begin] ids [end], each exactly once: what the tokenizer puts around a text, or else what begins and ends it."""
+    before, after = ([], []) if tokenizer is None else tokenizer.around
+    if not before and not after:
+        before, after = begin_of(tokenizer), end_of(tokenizer)
+    ids = ids if ids[: len(before)] == before else before + ids
+    return ids if after and ids[-len(after) :] == after else ids + after

@@ -73,7 +73,7 @@ class Sampling:
 
 
 def penalise(logits_V: Tensor, sampling: Sampling, prompt: Sequence[int], generated: Sequence[int]) -> Tensor:
-    """Logits after the three penalties, for the ids that stand before (see `Sampling`); finite as they were before."""
+    """Logits after the three penalties, for the ids that stand before (see `Sampling`); finite where they were."""
     given_V = logits_V
     if sampling.repetition_penalty != 1:
         # a prompt may hold ids that only pad the embedding, which have no logit here
@@ -88,7 +88,7 @@ def penalise(logits_V: Tensor, sampling: Sampling, prompt: Sequence[int], genera
     if logits_V is given_V:
         return logits_V
     largest = torch.finfo(logits_V.dtype).max
-    return logits_V.clamp(-largest, largest)
+    return logits_V.clamp(-largest, largest).masked_fill(given_V == -math.inf, -math.inf)
 
 
 def heat(logits_V: Tensor, temperature: float) -> Tensor:

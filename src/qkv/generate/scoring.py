@@ -14,6 +14,7 @@ from qkv.config.errors import UsageError
 from qkv.generate.decode import check_prompts, device_of, evaluating, pad, ranked
 from qkv.generate.prompts import begin_of, text_ids
 from qkv.generate.sampling import refuse_non_finite
+from qkv.generate.suppression import NOTHING_SUPPRESSED, Suppression
 from qkv.generate.text import TokenLogprob, describe
 from qkv.nn.transformer import Transformer
 from qkv.tokenizer.tokenizer import Tokenizer
@@ -26,12 +27,19 @@ Ranked = tuple[float, tuple[tuple[int, float], ...]]
 
 @torch.inference_mode()
 def log_probabilities(
-    network: Transformer, ids: Sequence[int], start: int, *, top: int = 1, source: Tensor | None = None
+    network: Transformer,
+    ids: Sequence[int],
+    start: int,
+    *,
+    top: int = 1,
+    source: Tensor | None = None,
+    suppress: Suppression = NOTHING_SUPPRESSED,
 ) -> list[Ranked]:
     """For each of ids[start:] (start from 1) its log-probability in nats given all ids before it, and the `top` best.
 
-    source [1, S]: what an encoder-decoder reads. len(ids) may be one more than the context, since the last id is not
-    read. Raises what `check_prompts` raises, and QkvError for logits that are not finite.
+    source [1, S]: what an encoder-decoder reads. suppress: what cannot be, ids[start] being the first. len(ids) may be
+    one more than the context, since the last id is not read. Raises what `check_prompts` raises, and QkvError for
+    logits that are not finite.
     """
     if start >= len(ids):
         return []
@@ -49,6 +57,7 @@ def log_probabilities(
             given = {}
             for place, scores_V in enumerate(scores_TV, first + 1):
                 refuse_non_finite(scores_V[None], [0], place)
+                scores_V = suppress(scores_V[None], first=place == start)[0]
                 logprob, best = ranked(scores_V, ids[place], top)
                 assert logprob is not None
                 result.append((logprob, best))
@@ -83,14 +92,23 @@ class Score(float):
 
 
 def score(
-    network: Transformer, tokenizer: Tokenizer | None, prompt: str, continuation: str, *, source: Tensor | None = None
+    network: Transformer,
+    tokenizer: Tokenizer | None,
+    prompt: str,
+    continuation: str,
+    *,
+    source: Tensor | None = None,
+    start_ids: Sequence[int] | None = None,
+    suppress: Suppression = NOTHING_SUPPRESSED,
 ) -> Score:
-    """log p(continuation | prompt), after BOS where there is one.
+    """log p(continuation | prompt), after `start_ids` (None: what the tokenizer puts before a text, at least BOS where
+    the prompt is empty).
 
     Prompt and continuation are encoded together, as they would be in use. Scored are the tokens after those that the
-    prompt alone has too: a token that spans the join counts. Of a text longer than the context the first tokens of
-    the prompt are left out (BOS stays). Raises UsageError where the first scored token would have nothing before it,
-    where there is no token to score, and for a continuation that fills the context by itself.
+    prompt alone has too: a token that spans the join counts. Of a text longer than the context the first tokens of the
+    prompt are left out (BOS stays). What `suppress` rules out is scored -inf. Raises UsageError where the first scored
+    token would have nothing before it, where there is no token to score, and for a continuation that fills the context
+    by itself.
     """
     if not isinstance(continuation, str):
         raise UsageError(f"the continuation is a text, not a {type(continuation).__name__}")
@@ -99,7 +117,11 @@ def score(
     scored = ids[shared:]
     if not scored:
         raise UsageError("the continuation adds no token, so there is nothing to score")
-    begin = [] if ids[:1] == begin_of(tokenizer) else begin_of(tokenizer)
+    if start_ids is None:
+        start_ids = [] if tokenizer is None else tokenizer.around[0]
+        if not start_ids and not shared:
+            start_ids = begin_of(tokenizer)
+    begin = [] if ids[: len(start_ids)] == list(start_ids) else list(start_ids)
     if not begin + ids[:shared]:
         raise UsageError(
             "the first scored token has nothing before it: its probability is not defined", hint="a prompt"
@@ -110,5 +132,5 @@ def score(
     before = begin + ids[truncated:shared]
     if room < 0 or not before:
         raise UsageError(f"the continuation's {len(scored)} tokens do not fit the model's context of {context}")
-    found = log_probabilities(network, before + scored, len(before), source=source)
+    found = log_probabilities(network, before + scored, len(before), source=source, suppress=suppress)
     return Score(scored, [logprob for logprob, _ in found], truncated)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from qkv.generate.decode import Decoding, FinishReason
@@ -95,7 +95,7 @@ class Writing:
                 self._end(number)
         for token in self._decoding:
             row = self._rows[token.row]
-            piece = row.push(token.token_id)
+            piece = "" if token.token_id in self._decoding.eos_ids else row.push(token.token_id)
             if token.logprob is not None:
                 row.logprobs.append(describe(token.token_id, token.logprob, token.top, self._tokenizer))
             if row.stops.found:
@@ -141,6 +141,12 @@ class TextStream(Iterator[str]):
     def generation(self) -> Generation | None:
         """The whole, once the stream has ended."""
         return next(iter(self._writing.generations), None)
+
+
+def text_of(ids: Sequence[int], tokenizer: Tokenizer | None, eos_ids: Collection[int]) -> str:
+    """The text of generated ids without the one that ended them ("" without a tokenizer)."""
+    ids = ids[:-1] if ids and ids[-1] in eos_ids else ids
+    return "" if tokenizer is None else tokenizer.decode(ids)
 
 
 def describe(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -15,6 +16,8 @@ from qkv.config.errors import UsageError
 from qkv.generate.arguments import check_count
 from qkv.generate.beam import Beams, Hypothesis, beam_search
 from qkv.generate.decode import check_prompts, pad
+from qkv.generate.suppression import NOTHING_SUPPRESSED, Suppression
+from qkv.generate.text import text_of
 from qkv.nn.transformer import Transformer
 from qkv.tokenizer.tokenizer import Tokenizer
 
@@ -44,6 +47,7 @@ def translate(
     start_ids: Sequence[int],
     eos_ids: Collection[int] = (),
     vocab_size: int | None = None,
+    suppress: Suppression = NOTHING_SUPPRESSED,
     beam_size: int = 4,
     n_best: int = 1,
     length_penalty: float = 0.6,
@@ -66,7 +70,7 @@ def translate(
     if max_new_tokens is not None:
         check_count("max_new_tokens", max_new_tokens)
 
-    window_size = READ_AHEAD * batch_size if batch_size > 1 else 1
+    window_size = min(READ_AHEAD * batch_size, sys.maxsize) if batch_size > 1 else 1
 
     def search(batch: list[Sequence[int] | Tensor]) -> list[list[Hypothesis]]:
         source, lengths_B = _padded(batch, network)
@@ -80,6 +84,7 @@ def translate(
             source=source,
             source_lengths=lengths_B,
             vocab_size=vocab_size,
+            suppress=suppress,
         )
 
     def answers() -> Iterator[list[Hypothesis]]:
@@ -112,10 +117,9 @@ def _padded(batch: list[Any], network: Transformer) -> tuple[Tensor, Tensor | No
     return pad_sequence(batch, batch_first=True).to(parameter.device, parameter.dtype), lengths_B
 
 
-def written(hypotheses: Sequence[Hypothesis], tokenizer: Tokenizer | None, source_tokens: int) -> Translation:
+def written(
+    hypotheses: Sequence[Hypothesis], tokenizer: Tokenizer | None, source_tokens: int, eos_ids: Collection[int]
+) -> Translation:
     """The hypotheses for a source, best first, as texts ("" without a tokenizer)."""
-    texts = [
-        Alternative(**vars(one), text="" if tokenizer is None else tokenizer.decode(one.token_ids))
-        for one in hypotheses
-    ]
+    texts = [Alternative(**vars(one), text=text_of(one.token_ids, tokenizer, eos_ids)) for one in hypotheses]
     return Translation(**vars(texts[0]), source_tokens=source_tokens, hypotheses=texts)

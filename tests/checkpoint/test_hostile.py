@@ -145,7 +145,7 @@ def test_a_claimed_size_is_never_allocated(tmp_path: Path) -> None:
     write_folder(tmp_path / "llama", TINY)
     path = tmp_path / "llama" / "config.json"
     keys = json.loads(path.read_text(encoding="utf-8"))
-    keys |= {"hidden_size": 2**16, "intermediate_size": 2**20, "vocab_size": 2**24, "num_hidden_layers": 16}
+    keys |= {"hidden_size": 2**16, "intermediate_size": 2**20, "vocab_size": 2**24, "num_hidden_layers": 8}
     keys |= {"head_dim": 2**12, "num_attention_heads": 16}
     path.write_text(json.dumps(keys), encoding="utf-8")
     before = torch.get_rng_state()

@@ -32,6 +32,7 @@ def test_a_folder_has_what_transformers_looks_for(tmp_path: Path) -> None:
     files = {path.name for path in (tmp_path / "llama").iterdir()}
     expected = {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
     assert files == expected
+    assert all(path.stat().st_mode & 0o044 for path in (tmp_path / "llama").iterdir()), "others may read it"
     keys = told(tmp_path / "llama")
     assert (keys["model_type"], keys["architectures"]) == ("llama", ["LlamaForCausalLM"])
     assert (keys["torch_dtype"], keys["eos_token_id"]) == ("float32", tokenizer.eos_id)

@@ -118,3 +118,10 @@ def test_words_are_utf_8_in_a_locale_that_is_not(tmp_path: Path) -> None:
     assert "`你好.yaml`" in missing.stderr.decode("utf-8")
     (tmp_path / "你好.yaml").write_text("extends: llama-tiny\n", encoding="utf-8")
     assert subprocess.run(command, capture_output=True, env=environment, cwd=tmp_path).returncode == 0
+
+
+def test_a_path_that_the_system_refuses_is_no_fault_of_ours(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run(capsys, "tokenizer", "train", "x" * 5000, "-o", "folder")
+    assert (code, out) == (1, "")
+    assert "\nerror: the system refuses: " in err
+    assert len(err) < 500

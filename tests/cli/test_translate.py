@@ -189,6 +189,20 @@ def test_what_came_before_an_overlong_line_is_written_and_the_line_is_named(
     assert output.read_text(encoding="utf-8") == "".join(told(one.text) + "\n" for one in expected)
 
 
+def test_an_output_keeps_what_it_held_until_there_is_an_answer(folder: str, file: Path, tmp_path: Path, capsys) -> None:
+    old = tmp_path / "old.txt"
+    old.write_text("what was there\n", encoding="utf-8")
+    long = tmp_path / "long.txt"
+    long.write_text("x" * 10 * CONTEXT + "\n", encoding="utf-8")
+    assert run(capsys, folder, long, "-o", old)[0] != 0
+    assert old.read_text(encoding="utf-8") == "what was there\n"
+    assert run(capsys, folder, file, "-o", old, "--max-new-tokens", "2")[0] == 0
+    assert "what was there" not in old.read_text(encoding="utf-8")
+    long.write_text("", encoding="utf-8")
+    assert run(capsys, folder, long, "-o", old)[0] == 0
+    assert old.read_text(encoding="utf-8") == ""
+
+
 def test_what_was_translated_before_an_interruption_is_kept_and_counted(
     folder: str, file: Path, capsys, monkeypatch, tmp_path: Path
 ) -> None:

@@ -26,7 +26,7 @@ from qkv.checkpoint.mapping import Bond, Same, bonds
 from qkv.checkpoint.published import Published
 from qkv.checkpoint.source import Source
 from qkv.checkpoint.store import Loaded, build_empty, load_checkpoint
-from qkv.checkpoint.tensors import FLOATS, Packed, Stored, check, fill
+from qkv.checkpoint.tensors import FLOATS, Packed, Stored, check, fill, shared
 from qkv.config.errors import ConfigError, DamagedError, QkvError, UsageError
 from qkv.config.load import validate
 from qkv.config.model import ModelConfig
@@ -257,7 +257,7 @@ class _Names:
         rules = family.rules(config)
         found = bonds(rules, [name for name, _ in network.named_parameters()])
         same: dict[str, list[str]] = {name: [name] for bond in found for name in bond.theirs}
-        for ours, owner in _shared(network).items():
+        for ours, owner in shared(network).items():
             for name, first in zip(_published_names(rules, ours), _published_names(rules, owner), strict=False):
                 same[first].append(name)
         for copy, original in family.copies(config).items():
@@ -278,17 +278,6 @@ class _Names:
             if not any(pattern.fullmatch(one) for pattern in ignored for one in (name, family.prefix + name))
         ]
         return cls(found, places, copies, fixed, unexpected)
-
-
-def _shared(network: Transformer) -> dict[str, str]:
-    """Of each further name of a parameter (tied matrices, shared layers), its first."""
-    first: dict[int, str] = {}
-    further = {}
-    for name, parameter in network.named_parameters(remove_duplicate=False):
-        owner = first.setdefault(id(parameter), name)
-        if owner != name:
-            further[name] = owner
-    return further
 
 
 def _published_names(rules: Any, parameter: str) -> tuple[str, ...]:

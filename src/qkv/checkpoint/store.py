@@ -120,6 +120,8 @@ def whole(folder: Path, kind: str) -> Iterator[Path]:
         beside.mkdir(parents=True)
         yield beside
         for path in beside.rglob("*"):
+            if path.is_file():
+                path.chmod(0o644)  # the libraries' own are private
             _flush(path)
         _flush(beside)
         beside.rename(folder)

@@ -164,13 +164,23 @@ def fill(
 
     dtype: None is the file's own.
     """
-    network.to_empty(device="cpu")
-    parameters = dict(network.named_parameters())
-    with torch.no_grad():
-        for bond in found:
-            ours = bond.view.load(tuple(stored[name].read(dtype) for name in bond.theirs))
-            for name, tensor in zip(bond.ours, ours, strict=True):
-                parameters[name].data = _placed(tensor)
+    tensors: dict[str, Tensor] = {}
+    for bond in found:
+        ours = bond.view.load(tuple(stored[name].read(dtype) for name in bond.theirs))
+        tensors.update(zip(bond.ours, map(_placed, ours), strict=True))
+    tensors.update({name: tensors[owner] for name, owner in shared(network).items()})
+    network.load_state_dict(tensors, strict=False, assign=True)  # kept blocks come by themselves
+
+
+def shared(network: Transformer) -> dict[str, str]:
+    """Of each further name of a parameter (tied matrices, shared layers), its first."""
+    first: dict[int, str] = {}
+    further = {}
+    for name, parameter in network.named_parameters(remove_duplicate=False):
+        owner = first.setdefault(id(parameter), name)
+        if owner != name:
+            further[name] = owner
+    return further
 
 
 def listed(names: Sequence[str]) -> str:

@@ -200,6 +200,12 @@ def _run(arguments: list[str]) -> NoReturn:
             raise
         click.echo(f"error: {error}", err=True)
         sys.exit(error.exit_code)
+    except OSError as error:  # a name that is too long, a folder that is closed: not ours
+        if frame.debug:
+            raise
+        where = None if error.filename is None else f"{error.filename!s:.200}"
+        click.echo(f"error: {QkvError(f'the system refuses: {error.strerror or error}', where=where)}", err=True)
+        sys.exit(1)
     except Exception as error:  # a fault of ours: say so in one line, keep the details for those who ask
         if frame.debug:
             raise

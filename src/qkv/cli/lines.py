@@ -65,15 +65,29 @@ def write_lines(answers: Iterable[str], output: Path | None, file: Path | None, 
 
 @contextmanager
 def writer(output: Path | None, *inputs: Path | None) -> Iterator[Callable[[str], Any]]:
-    """What writes a line to a file, or to stdout, at once. One of `inputs` is a UsageError: it would be erased."""
+    """What writes a line to a file, or to stdout, at once. One of `inputs` is a UsageError: it would be erased.
+
+    What the file held before goes with the first line, or at a good end without one: no failure before that costs it.
+    """
     if output is None:
         yield click.echo
         return
     if output.exists() and any(file is not None and file.exists() and output.samefile(file) for file in inputs):
         raise UsageError("the output would replace the lines that are read", where=str(output), hint="-o OTHER")
     try:
-        with output.open("w", buffering=1, encoding="utf-8", newline="\n") as opened:
-            yield lambda line: opened.write(line + "\n")
+        old = output.is_file()
+        with output.open("a", buffering=1, encoding="utf-8", newline="\n") as opened:
+
+            def write(line: str) -> None:
+                nonlocal old
+                if old:
+                    opened.truncate(0)
+                    old = False
+                opened.write(line + "\n")
+
+            yield write
+            if old:
+                opened.truncate(0)
     except OSError as error:
         kind = NotFoundError if isinstance(error, FileNotFoundError) else QkvError
         raise kind(f"the output cannot be written: {error.strerror}", where=str(output)) from None

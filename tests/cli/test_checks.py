@@ -137,3 +137,5 @@ def test_a_model_that_is_published_nowhere_cannot_be_compared_with_transformers(
     code, out, err = run(capsys, "parity", tmp_path / "m")
     assert (code, out) == (2, "")
     assert "Traceback" not in err
+    assert "no published architecture is this model" in err
+    assert "try --against MODEL" in err

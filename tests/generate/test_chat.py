@@ -72,7 +72,8 @@ def test_line_ends_of_messages_are_those_of_files() -> None:
     [
         (lambda: Model(tiny.network(), None, tiny.model().config), "no tokenizer"),
         (tiny.model, "no chat template"),
-        (lambda: talking(family="encoder", head={"kind": "masked-language-model"}), "does not generate text"),
+        (lambda: talking(family="encoder", head={"kind": "masked-language-model"}), "generate text\n  try fill-mask"),
+        (lambda: talking(family="encoder", head={"kind": "none"}), "generate text\n  try embed"),
     ],
 )
 def test_a_model_that_does_not_converse_says_why(model: Any, message: str) -> None:

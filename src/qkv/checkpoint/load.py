@@ -204,10 +204,18 @@ def _sections(source: Source, family: Family) -> dict[str, Any]:
     generation = {**read_generation(published, source.generation), **family.generation(published, source.generation)}
     if model["family"] != "encoder-decoder":
         generation.pop("start_ids", None)
-    sections: dict[str, Any] = {"model": model, "generation": generation}
+    sections: dict[str, Any] = {"model": model, "tokenizer": _tokenizer(source), "generation": generation}
     if model["head"]["kind"] == "classifier" and (labels := _labels(published)):
         sections["objective"] = {"kind": "classify", "labels": labels}
     return sections
+
+
+def _tokenizer(source: Source) -> dict[str, Any]:
+    """What the configuration says of the tokenizers that come with the model."""
+    if source.tokenizer is None:
+        return {}
+    target = {"kind": source.tokenizer.kind}
+    return {"source": {"kind": source.source_tokenizer.kind}, "target": target} if source.source_tokenizer else target
 
 
 def _check_depth(model: Mapping[str, Any], source: Source) -> None:

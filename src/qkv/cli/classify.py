@@ -40,7 +40,7 @@ def classify(
     loading: dict[str, Any],
     as_json: bool,
 ) -> None:
-    """Which class each TEXT belongs to, by MODEL (a run or checkpoint folder of a classifier).
+    """Which class each TEXT belongs to, by MODEL (a run, a checkpoint or a published model; a classifier).
 
     The classes of a TEXT come with their probabilities, the likeliest first. Each line of --file gives a line: the
     likeliest label, a tab, its probability.

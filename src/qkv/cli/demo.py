@@ -227,7 +227,7 @@ def _next_steps(task: str, run: Path, text: BundledText) -> str:
     translate = [f"echo {word} | qkv translate {run}", f"qkv plot attention {run} --text {word} --align -o word.png"]
     use, more = {
         "gpt": ([f'qkv generate {run} --prompt "import "'], own),
-        "bert": ([f"qkv eval {run}"], own),
+        "bert": ([f'qkv fill-mask {run} "import [MASK]"', f"qkv eval {run}"], own),
         "en": (translate, longer),
         "zh": (translate, longer),
     }[task]

@@ -56,7 +56,7 @@ _ONLY_FOR = {
 @model_options
 @json_option
 def evaluate(model: str, task: str, loading: dict[str, Any], as_json: bool, **options: Any) -> None:
-    """How good MODEL (a run or checkpoint folder) is at its task, in float32 unless --dtype says otherwise.
+    """How good MODEL (a run, a checkpoint, a published model) is at its task, in float32 unless --dtype says otherwise.
 
     \b
     auto            what such a model is for; an encoder-decoder translates

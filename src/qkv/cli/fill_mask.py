@@ -18,7 +18,7 @@ from qkv.config.errors import printable
 @model_options
 @json_lines_option
 def fill_mask(model: str, texts: tuple[str, ...], top: int, loading: dict[str, Any], as_json: bool) -> None:
-    """What MODEL (a run or checkpoint folder of an encoder) would put for each [MASK] or <mask> in TEXT."""
+    """What MODEL (a run, a checkpoint or a published model; an encoder) would put for each [MASK] or <mask> in TEXT."""
     from qkv.model import load
 
     loaded = load(model, **loading)

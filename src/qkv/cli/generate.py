@@ -52,7 +52,7 @@ def generate(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Continue a text with MODEL (a run folder or a checkpoint folder), or decode from it as a source.
+    """Continue a text with MODEL (a run, a checkpoint, a published model), or decode from it as a source.
 
     The text goes to stdout; how long it took, the seed if none was given, and what stands between several texts go to
     stderr. JSON of several prompts is {"results": [...]}, of --num-samples

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from qkv.cli.common import allow_option, json_option, print_json, torch_bin_option
+from qkv.config.errors import UsageError
 
 if TYPE_CHECKING:
     from qkv.evaluate.parity import Implementation, Parity
@@ -80,7 +81,10 @@ def _published(name: str, model: Model, beside: Path) -> Path:
     path = named_model(name)
     if (path / "config.json").is_file() and list(path.glob("*.safetensors")):
         return path
-    model.save_hf(beside / "model")
+    try:
+        model.save_hf(beside / "model")
+    except UsageError as error:
+        raise UsageError(error.what, where=error.where, hint="--against MODEL, to compare it with another") from None
     return beside / "model"
 
 

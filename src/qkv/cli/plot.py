@@ -142,7 +142,7 @@ def attention(
     loading: dict[str, Any],
     as_json: bool,
 ) -> None:
-    """Who attends to whom in MODEL (a run folder or a checkpoint folder) while it reads a text.
+    """Who attends to whom in MODEL (a run, a checkpoint, a published model) while it reads a text.
 
     All heads of all layers, or of --layer; one head with --layer and --head. Cross-attention with --align or --layer is
     an alignment: each row is the target token that is being predicted. JSON has the weights of one head or alignment.

@@ -42,7 +42,8 @@ def translate(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Translate the lines of FILE, or of standard input, with MODEL (a run or checkpoint folder of an encoder-decoder).
+    """Translate the lines of FILE, or of standard input, with MODEL (a run, a checkpoint or a published
+    model; an encoder-decoder).
 
     Each line gives a line, in order, as soon as it is done; only "\\n" ends a line, and blank ones stay blank. With
     --n-best above 1 lines are `number ||| translation ||| score`, as in Moses: numbers from 0, and the best first.

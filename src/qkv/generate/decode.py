@@ -172,10 +172,10 @@ def source_of(source: Tensor | None, lengths_B: Tensor | None, rows: list[int]) 
 def check_prompts(network: Transformer, prompts: Sequence[Sequence[int]]) -> int:
     """The context's length. Raises UsageError where the network does not generate, or not from these ids."""
     if network.decoder is None or not network.config.head or not network.config.head.predicts_tokens:
-        kind = network.config.head.kind if network.config.head else None
+        kind = network.config.head.kind if network.config.head else "none"
         raise UsageError(
             f"a model of family {network.config.family} with a head of kind {kind} does not generate text",
-            hint="fill_mask" if network.decoder is None else "head.kind=language-model",
+            hint={"masked-language-model": "fill-mask", "classifier": "classify"}.get(kind, "embed"),
         )
     config = network.decoder.config
     for row, prompt in enumerate(prompts):

@@ -40,6 +40,17 @@ def test_a_folder_has_what_transformers_looks_for(tmp_path: Path) -> None:
         assert file.metadata() == {"format": "pt"}
 
 
+@pytest.mark.parametrize(("model", "ends"), [(LLAMA, False), (BERT, True)])
+def test_what_is_written_on_from_has_no_end(model: dict[str, Any], ends: bool, tmp_path: Path) -> None:
+    """Other programs give a decoder the whole of what its tokenizer makes of a prompt."""
+    tokenizer = Tokenizer.train("some words", kind="char")
+    write_folder(tmp_path / "model", model, tokenizer=tokenizer)
+    read = Tokenizer.load(tmp_path / "model")
+    assert read.encode("some") == tokenizer.encode("some")
+    assert read.around == (tokenizer.around[0], tokenizer.around[1] if ends else [])
+    assert read.eos_id == tokenizer.eos_id
+
+
 @pytest.mark.parametrize(
     ("model", "architecture", "bare"),
     [(LLAMA, "LlamaForCausalLM", False), ({**LLAMA, "head": {"kind": "none"}}, "LlamaModel", True)],

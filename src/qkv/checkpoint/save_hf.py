@@ -74,7 +74,7 @@ def save_hf(
         if network.config.family != "encoder":
             _write_json(beside / "generation_config.json", generation)
         if tokenizer is not None:
-            tokenizer.save(beside)
+            (tokenizer.open_ended() if network.config.family == "decoder" else tokenizer).save(beside)
         if pooling is not None:
             _write_pooling(beside, pooling, network.config.d_model)
         _write_weights(beside, found, parameters, fixed, family.prefix if bare else "")

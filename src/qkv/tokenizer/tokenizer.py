@@ -307,6 +307,17 @@ class Tokenizer:
                 return full[:start], full[start + len(bare) :]
         return [], []
 
+    def open_ended(self) -> Tokenizer:
+        """The same, but that nothing is put after a text: what other programs have a decoder go on from."""
+        tree = json.loads(self._text)
+        template = tree["post_processor"] or {}
+        if not self.around[1] or template.get("type") != "TemplateProcessing":
+            return self
+        for parts in (template["single"], template["pair"]):
+            while "SpecialToken" in parts[-1]:
+                parts.pop()
+        return _rebuild(json.dumps(tree, ensure_ascii=False), self.kind, self.roles, self._template_text)
+
     def _guard(self, backend: tokenizers.Tokenizer) -> None:
         """Keep ordinary text from being a special token that the model itself knows as a word."""
         merges = isinstance(backend.model, models.BPE)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from qkv.cli.common import json_lines_option, model_options, print_json
+from qkv.cli.common import json_lines_option, model_options, print_json, sampling_options
 from qkv.config.errors import NotFoundError, QkvError, UsageError, nearest, printable
 
 if TYPE_CHECKING:
@@ -50,11 +50,7 @@ _ALTERNATIVES = 5
     "--template", type=click.Path(path_type=Path), help="A chat template (Jinja) in place of the model's own."
 )
 @click.option("--max-new-tokens", default=512, show_default=True, help="At most so many in an answer.")
-@click.option("--temperature", default=0.7, show_default=True, help="Below 1 safer, above 1 bolder; 0: most likely.")
-@click.option("--top-k", default=0, show_default=True, help="Only the K most likely tokens; 0: all.")
-@click.option("--top-p", default=1.0, show_default=True, help="Only the likeliest tokens that reach P together.")
-@click.option("--min-p", default=0.0, show_default=True, help="No token less likely than P times the likeliest.")
-@click.option("--repetition-penalty", default=1.0, show_default=True, help="Above 1: fewer tokens seen before.")
+@sampling_options(temperature=0.7)
 @click.option("--seed", type=int, help="The same seed gives the same answers; default: another one each time.")
 @model_options
 @json_lines_option

@@ -40,6 +40,24 @@ def torch_bin_option(command: Command) -> Command:
     )(command)
 
 
+def sampling_options(*, temperature: float) -> Callable[[Command], Command]:
+    """How tokens are drawn, for the commands that write; `temperature` is this one's default."""
+    options = (
+        ("--temperature", temperature, "Below 1 safer, above 1 bolder; 0: most likely."),
+        ("--top-k", 0, "Only the K most likely tokens; 0: all."),
+        ("--top-p", 1.0, "Only the likeliest tokens that reach P together."),
+        ("--min-p", 0.0, "No token less likely than P times the likeliest."),
+        ("--repetition-penalty", 1.0, "Above 1: fewer tokens seen before."),
+    )
+
+    def add(command: Command) -> Command:
+        for name, default, text in reversed(options):
+            command = click.option(name, default=default, show_default=True, help=text)(command)
+        return command
+
+    return add
+
+
 def model_options(command: Callable[..., None]) -> Callable[..., None]:
     """`--device`, `--dtype`, `--torch-bin` and `--allow-package` of commands that run a model; they come to the command
     as `loading`, the options of `qkv.load`."""

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from qkv.cli.common import json_option, model_options, print_json
+from qkv.cli.common import json_option, model_options, print_json, sampling_options
 from qkv.config.errors import UsageError
 
 
@@ -18,11 +18,7 @@ from qkv.config.errors import UsageError
 @click.argument("model")
 @click.option("--prompt", "prompts", multiple=True, required=True, help="What to continue; - reads stdin. Repeatable.")
 @click.option("--max-new-tokens", default=128, show_default=True, help="At most so many; the context may end earlier.")
-@click.option("--temperature", default=1.0, show_default=True, help="Below 1 safer, above 1 bolder; 0: most likely.")
-@click.option("--top-k", default=0, show_default=True, help="Only the K most likely tokens; 0: all.")
-@click.option("--top-p", default=1.0, show_default=True, help="Only the likeliest tokens that reach P together.")
-@click.option("--min-p", default=0.0, show_default=True, help="No token less likely than P times the likeliest.")
-@click.option("--repetition-penalty", default=1.0, show_default=True, help="Above 1: fewer tokens seen before.")
+@sampling_options(temperature=1.0)
 @click.option("--frequency-penalty", default=0.0, show_default=True, help="Taken off a logit per generated occurrence.")
 @click.option("--presence-penalty", default=0.0, show_default=True, help="Taken off the logit of generated tokens.")
 @click.option("--stop", multiple=True, help="A string before which the text ends. Repeatable.")

@@ -12,6 +12,7 @@ from qkv.config.model import ModelConfig
 from qkv.inspect.attention import attention_weights
 from qkv.inspect.summary import summarise
 from qkv.nn import Attention, LayerNorm, Transformer
+from qkv.nn.build import apply
 from qkv.nn.mask import Causal
 
 from .matrix import assert_equal, one_thread  # noqa: F401
@@ -63,10 +64,10 @@ def test_attention_and_feed_forward_read_the_same_stream_and_are_added(parallel:
     expected = x
     for block in net.decoder.blocks:
         part = block.parallel
-        normed = part.norm_in(expected)
+        normed = apply(part.norm_in, expected)
         second = part.norm_feed_forward(expected) if parallel == "two-norms" else normed
         both = part.attention(normed, mask=Causal()) + part.feed_forward(second)
-        expected = part.norm_stream(expected + part.norm_out(both))
+        expected = apply(part.norm_stream, expected + apply(part.norm_out, both))
     assert_equal(net.decoder(x), net.decoder.final_norm(expected))
 
 

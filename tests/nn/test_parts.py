@@ -313,7 +313,7 @@ def test_a_placement_puts_norms_where_it_says(placement: Any) -> None:
     function = nn.Linear(8, 8)
     site = build(PlainResidualConfig(), Dims(8)).new_site(0)
     sublayer = drawn(Sublayer(RMSNormConfig(placement=placement), Dims(8), site, 0.0, function=function))
-    norms = {name: getattr(sublayer, name) for name in ("norm_in", "norm_out", "norm_stream")}
+    norms = dict(sublayer.named_children())
     x = randn(2, 3, 8)
     close(sublayer(x, None), PLACEMENTS[placement](x, function, norms))
 
@@ -381,8 +381,8 @@ def kernel_inputs(attention: Attention, *args: Any, **kwargs: Any) -> tuple[Tens
 @pytest.mark.parametrize("qk_norm", ["none", "per-head", "full"])
 def test_qk_norm_bounds_the_scores(qk_norm: Any) -> None:
     attention = drawn(build(StandardAttentionConfig(num_heads=4, head_dim=6, qk_norm=qk_norm), Dims(16)))
-    for norm in (attention.query_norm, attention.key_norm):
-        for parameter in norm.parameters():
+    for name, parameter in attention.named_parameters():
+        if "norm" in name:
             parameter.data.fill_(1.0)
     phases = build(RopeConfig(), Dims(6)).phases(torch.arange(50)[None], torch.float64)
     q, k = kernel_inputs(attention, 100 * randn(1, 50, 16), phases=phases)

@@ -87,7 +87,8 @@ class Decoding:
         self._end_full_rows(range(len(self.prompts)))
         self._cached_rows = self.running
         self._source, self._source_lengths = source, source_lengths
-        self._modules = list(network.modules())  # walking the tree anew would cost a tenth of a small model's step
+        # those that dropout or anything else could make differ in training; asking all would cost a small model's step
+        self._modules = [module for module in network.modules() if not isinstance(module, (nn.Linear, nn.Identity))]
         self._cache = network.new_cache(len(self._cached_rows)) if use_cache and self._cached_rows else None
 
     @property

@@ -11,7 +11,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from qkv.config.parts import NoNormConfig, RMSNormConfig, StandardAttentionConfig
-from qkv.nn.build import Dims, build
+from qkv.nn.build import Dims, apply, build
 from qkv.nn.cache import CrossCache, LayerCache
 from qkv.nn.kernels import SdpaKernel
 from qkv.nn.mask import Mask, Rule
@@ -44,8 +44,8 @@ class Attention(nn.Module):
         self.output = nn.Linear(width, dims.d_model, bias=config.bias in (True, "qvo"))
         norm = RMSNormConfig() if isinstance(dims.norm, NoNormConfig) else dims.norm
         self.norm_per_head = config.qk_norm == "per-head"
-        self.query_norm: nn.Module = nn.Identity()
-        self.key_norm: nn.Module = nn.Identity()
+        self.query_norm: nn.Module | None = None
+        self.key_norm: nn.Module | None = None
         if config.qk_norm != "none":
             self.query_norm = build(norm, dims.with_(d_model=self.head_dim if self.norm_per_head else width))
             self.key_norm = build(norm, dims.with_(d_model=self.head_dim if self.norm_per_head else kv_width))
@@ -88,12 +88,11 @@ class Attention(nn.Module):
         k_BGSD = self._heads(self.key(y_BSN), self.key_norm, self.num_kv_heads)
         return phases.rotate(k_BGSD), self._split(self.value(y_BSN), self.num_kv_heads).transpose(1, 2)
 
-    def _heads(self, x_BTW: Tensor, norm: nn.Module, heads: int) -> Tensor:
+    def _heads(self, x_BTW: Tensor, norm: nn.Module | None, heads: int) -> Tensor:
         """A projection normalised and split into heads, [B, heads, T, D]."""
         if self.norm_per_head:
-            normed: Tensor = norm(self._split(x_BTW, heads))
-            return normed.transpose(1, 2)
-        return self._split(norm(x_BTW), heads).transpose(1, 2)
+            return apply(norm, self._split(x_BTW, heads)).transpose(1, 2)
+        return self._split(apply(norm, x_BTW), heads).transpose(1, 2)
 
     def _split(self, x_BTW: Tensor, heads: int) -> Tensor:
         return x_BTW.view(*x_BTW.shape[:2], heads, self.head_dim)

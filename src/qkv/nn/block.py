@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from qkv.config.model import BlockConfig, StackConfig
 from qkv.config.parts import NoPositionConfig, NormConfig
-from qkv.nn.build import Dims, build
+from qkv.nn.build import Dims, apply, build, dropout_of
 from qkv.nn.cache import Cache, CrossCache, LayerCache
 from qkv.nn.mask import Causal, Mask, Rule, Window
 from qkv.nn.position import NO_PHASES, Phases, Position, total_lengths
@@ -47,22 +47,23 @@ class Sublayer(nn.Module):
         super().__init__()
         self.site = site
         where = norm.placement
-        self.norm_in: nn.Module = build(norm, dims) if where in ("pre", "sandwich") else nn.Identity()
+        self.norm_in: nn.Module | None = build(norm, dims) if where in ("pre", "sandwich") else None
         for name, function in functions.items():
             self.add_module(name, function)
-        self.norm_out: nn.Module = build(norm, dims) if where in ("output", "sandwich") else nn.Identity()
-        self.dropout = nn.Dropout(dropout)
-        self.norm_stream: nn.Module = build(norm, dims) if where == "post" else nn.Identity()
+        self.norm_out: nn.Module | None = build(norm, dims) if where in ("output", "sandwich") else None
+        self.dropout = dropout_of(dropout)
+        self.norm_stream: nn.Module | None = build(norm, dims) if where == "post" else None
 
     def forward(self, state: Any, inputs: BlockInputs) -> Any:
         """The state of the residual stream, one sublayer later."""
-        x_BTM, context = self.site.read(state)
-        y_BTM = self.dropout(self.norm_out(self.call(x_BTM, inputs)))
-        return self.norm_stream(self.site.write(state, y_BTM, context))
+        site = self.site
+        x_BTM, context = (state, None) if site.read is None else site.read(state)
+        y_BTM = apply(self.dropout, apply(self.norm_out, self.call(x_BTM, inputs)))
+        return apply(self.norm_stream, site.write(state, y_BTM, context))
 
     def call(self, x_BTM: Tensor, inputs: BlockInputs) -> Tensor:
         """The function of what norm_in makes of x, given what it needs of `inputs`."""
-        out: Tensor = self.function(self.norm_in(x_BTM))
+        out: Tensor = self.function(apply(self.norm_in, x_BTM))
         return out
 
 
@@ -70,7 +71,7 @@ class SelfAttentionSublayer(Sublayer):
     """Queries, keys and values from the stream."""
 
     def call(self, x_BTM: Tensor, inputs: BlockInputs) -> Tensor:
-        return _attend(self.function, self.norm_in(x_BTM), inputs)
+        return _attend(self.function, apply(self.norm_in, x_BTM), inputs)
 
 
 class ParallelSublayer(Sublayer):
@@ -96,7 +97,7 @@ class ParallelSublayer(Sublayer):
         self.norm_feed_forward = build(norm, dims) if two_norms else None
 
     def call(self, x_BTM: Tensor, inputs: BlockInputs) -> Tensor:
-        normed_BTM = self.norm_in(x_BTM)
+        normed_BTM = apply(self.norm_in, x_BTM)
         attended_BTM = _attend(self.attention, normed_BTM, inputs)
         if self.norm_feed_forward is not None:
             normed_BTM = self.norm_feed_forward(x_BTM)
@@ -117,7 +118,7 @@ class CrossAttentionSublayer(Sublayer):
     """
 
     def call(self, x_BTM: Tensor, inputs: BlockInputs) -> Tensor:
-        q_BTM = self.norm_in(x_BTM).reshape(x_BTM.shape[0] // inputs.rows_per_source, -1, x_BTM.shape[2])
+        q_BTM = apply(self.norm_in, x_BTM).reshape(x_BTM.shape[0] // inputs.rows_per_source, -1, x_BTM.shape[2])
         out: Tensor = self.function(q_BTM, inputs.memory_BSN, mask=inputs.memory_mask, cache=inputs.cross_cache)
         return out.reshape(x_BTM.shape)
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import singledispatch
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from qkv.config.base import Part, import_object
 from qkv.config.parts import NormConfig, RMSNormConfig
@@ -49,3 +49,17 @@ def build(config: object, dims: Dims) -> Any:
         module: nn.Module = import_object(config.module)(config, dims)
         return module
     raise TypeError(f"no module is registered for {type(config).__name__}")
+
+
+def dropout_of(probability: float) -> nn.Dropout | None:
+    """Dropout; None for 0."""
+    return nn.Dropout(probability) if probability else None
+
+
+def apply(module: nn.Module | None, x: Tensor) -> Tensor:
+    """What the module makes of x; x where there is none. (When one token is read, calling ten modules per layer that
+    do nothing takes longer than its arithmetic.)"""
+    if module is None:
+        return x
+    out: Tensor = module(x)
+    return out

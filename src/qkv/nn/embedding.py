@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from qkv.config.model import StackConfig
 from qkv.config.parts import NoPositionConfig, TokenInputConfig
-from qkv.nn.build import Dims, build
+from qkv.nn.build import Dims, apply, build, dropout_of
 from qkv.nn.stem import zero_padding
 
 
@@ -49,7 +49,7 @@ class Embedding(nn.Module):
         self.segments = Table(options.num_segments, width) if options.num_segments else None
         self.position = build(config.position if config.position.absolute else NoPositionConfig(), dims)
         self.norm: nn.Module = build(config.norm, dims) if options.norm else nn.Identity()
-        self.dropout = nn.Dropout(config.dropout if options.dropout is None else options.dropout)
+        self.dropout = dropout_of(config.dropout if options.dropout is None else options.dropout)
         self.projection: nn.Module = nn.Linear(width, config.d_model) if options.width else nn.Identity()
 
     def forward(
@@ -66,7 +66,7 @@ class Embedding(nn.Module):
         if self.segments is not None:
             zeros = positions_BT.new_zeros(inputs.shape[:2])
             x_BTE = x_BTE + self.segments(zeros if segments_BT is None else segments_BT)
-        x_BTM = self.projection(self.dropout(self.norm(self.position.add(x_BTE, positions_BT))))
+        x_BTM = self.projection(apply(self.dropout, self.norm(self.position.add(x_BTE, positions_BT))))
         return zero_padding(x_BTM, None if lengths_B is None else self.reads.length(lengths_B))
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from qkv.config.parts import DenseFeedForwardConfig
-from qkv.nn.build import Dims, build
+from qkv.nn.build import Dims, apply, build, dropout_of
 
 
 def gelu_tanh(x: Tensor) -> Tensor:
@@ -43,12 +43,12 @@ class FeedForward(nn.Module):
         self.gate = nn.Linear(dims.d_model, config.d_ff, bias=config.bias) if config.gated else None
         self.up = nn.Linear(dims.d_model, config.d_ff, bias=config.bias)
         self.down = nn.Linear(config.d_ff, dims.d_model, bias=config.bias)
-        self.dropout = nn.Dropout(config.dropout)
-        self.output_dropout = nn.Dropout(config.output_dropout)
+        self.dropout = dropout_of(config.dropout)
+        self.output_dropout = dropout_of(config.output_dropout)
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., M] -> [..., M]."""
-        return self.output_dropout(self.down(self.dropout(self.hidden(x))))  # type: ignore[no-any-return]
+        return apply(self.output_dropout, self.down(apply(self.dropout, self.hidden(x))))
 
     def hidden(self, x: Tensor) -> Tensor:
         """The hidden activations, [..., F]."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from qkv.config.parts import ClassifierHeadConfig, LanguageModelHeadConfig, MaskedLanguageModelHeadConfig, NoHeadConfig
-from qkv.nn.build import Dims, build
+from qkv.nn.build import Dims, apply, build, dropout_of
 from qkv.nn.feed_forward import ACTIVATIONS
 from qkv.nn.kernels.math import capped
 
@@ -85,12 +85,12 @@ class ClassifierHead(Head):
         super().__init__()
         self.pooling = config.pooling
         self.pooler: nn.Module = Pooler(dims.d_model) if config.pooler else nn.Identity()
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = dropout_of(config.dropout)
         assert config.num_classes is not None
         self.output = nn.Linear(dims.d_model, config.num_classes)
 
     def forward(self, h_BTM: Tensor, lengths_B: Tensor | None = None) -> Tensor:
-        return self.output(self.dropout(self.pooler(self.pool(h_BTM, lengths_B))))  # type: ignore[no-any-return]
+        return self.output(apply(self.dropout, self.pooler(self.pool(h_BTM, lengths_B))))  # type: ignore[no-any-return]
 
     def pool(self, h_BTM: Tensor, lengths_B: Tensor | None) -> Tensor:
         """One vector per sequence, [B, M]; padding does not count."""

@@ -47,13 +47,12 @@ class RMSNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """[..., M] -> [..., M]."""
         wide = x.double() if x.dtype == torch.float64 else x.float()
-        normalised = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
         weight = self.weight.to(wide.dtype) if self.round_last else self.weight
         if self.unit_offset:
             weight = 1.0 + weight
-        if self.round_last:
-            return (weight * normalised).to(x.dtype)
-        return weight * normalised.to(x.dtype)
+        if self.round_last or x.dtype == wide.dtype:
+            return F.rms_norm(wide, weight.shape, weight, self.eps).to(x.dtype)
+        return weight * F.rms_norm(wide, weight.shape, eps=self.eps).to(x.dtype)
 
     def extra_repr(self) -> str:
         return f"{self.weight.shape[0]}, eps={self.eps}{', 1 + weight' if self.unit_offset else ''}"

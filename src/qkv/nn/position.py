@@ -44,23 +44,32 @@ class BiasPhases(Phases):
 
 @dataclass
 class RotaryPhases(Phases):
-    """cos and sin of every angle, each [B, 1, T, R/2]."""
+    """What each of the R turning channels and its partner are multiplied by, each [B, 1, T, R]: cos, and sin, which is
+    negative for the first of a pair."""
 
     cos: Tensor
     sin: Tensor
     layout: Literal["half", "interleaved"]
 
+    @classmethod
+    def of(cls, angles: Tensor, layout: Literal["half", "interleaved"], factor: float = 1.0) -> RotaryPhases:
+        """From the angle of each pair, [B, 1, T, R/2]; `factor` lengthens what is turned."""
+        cos, sin = angles.cos() * factor, angles.sin() * factor
+        if layout == "half":
+            return cls(torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1), layout)
+        return cls(torch.stack((cos, cos), -1).flatten(-2), torch.stack((-sin, sin), -1).flatten(-2), layout)
+
     def rotate(self, x_BHTD: Tensor) -> Tensor:
         cos, sin = self.cos.to(x_BHTD.dtype), self.sin.to(x_BHTD.dtype)
-        width = 2 * cos.shape[-1]
-        turning, still = x_BHTD[..., :width], x_BHTD[..., width:]
+        width = cos.shape[-1]
+        turning = x_BHTD if width == x_BHTD.shape[-1] else x_BHTD[..., :width]
         if self.layout == "half":
-            a, b = turning.chunk(2, dim=-1)
-            turned = torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
+            first, second = turning.chunk(2, dim=-1)
+            partners = torch.cat((second, first), dim=-1)
         else:
-            a, b = turning[..., 0::2], turning[..., 1::2]
-            turned = torch.stack((a * cos - b * sin, b * cos + a * sin), dim=-1).flatten(-2)
-        return torch.cat((turned, still), dim=-1) if still.shape[-1] else turned
+            partners = turning.view(*turning.shape[:-1], -1, 2).flip(-1).flatten(-2)
+        turned = turning * cos + partners * sin
+        return turned if turning is x_BHTD else torch.cat((turned, x_BHTD[..., width:]), dim=-1)
 
 
 NO_PHASES = Phases()
@@ -164,8 +173,7 @@ class Rope(Position):
         exponents = exponents_of(self.width, positions_BT.device, _phase_dtype(dtype))
         frequencies = self.scaling.frequencies(self.config.theta, exponents, total_BT)
         angles_B1TR = (positions_BT.unsqueeze(-1).to(exponents.dtype) * frequencies).unsqueeze(1)
-        factor = self.scaling.attention_factor
-        return RotaryPhases(angles_B1TR.cos() * factor, angles_B1TR.sin() * factor, self.config.layout)
+        return RotaryPhases.of(angles_B1TR, self.config.layout, self.scaling.attention_factor)
 
     def check_growth(self, held_B: Tensor, total_BT: Tensor) -> None:
         self.scaling.check_growth(held_B, total_BT)

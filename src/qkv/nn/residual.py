@@ -20,9 +20,12 @@ from qkv.nn.build import Dims, build
 
 
 class Site(nn.Module):
-    """One sublayer's place on the stream: `read(state) -> (x, context)`, `write(state, y, context) -> state`."""
+    """One sublayer's place on the stream: `read(state) -> (x, context)`, `write(state, y, context) -> state`.
 
-    def __init__(self, read: nn.Module, write: nn.Module) -> None:
+    Without `read`, x is the state.
+    """
+
+    def __init__(self, read: nn.Module | None, write: nn.Module) -> None:
         super().__init__()
         self.read = read
         self.write = write
@@ -42,13 +45,6 @@ class ResidualStream(nn.Module):
     def new_site(self, index: int) -> Site:
         """The site of sublayer `index`, counted through the stack from 0."""
         raise TypeError(f"{type(self).__name__} has no sites")
-
-
-class Read(nn.Module):
-    """x is the state."""
-
-    def forward(self, state: Tensor) -> tuple[Tensor, None]:
-        return state, None
 
 
 class Add(nn.Module):
@@ -72,7 +68,7 @@ class PlainResidual(ResidualStream):
         super().__init__()
 
     def new_site(self, index: int) -> Site:
-        return Site(Read(), Add())
+        return Site(None, Add())
 
 
 class NoResidual(ResidualStream):
@@ -82,7 +78,7 @@ class NoResidual(ResidualStream):
         super().__init__()
 
     def new_site(self, index: int) -> Site:
-        return Site(Read(), Replace())
+        return Site(None, Replace())
 
 
 build.register(PlainResidualConfig, PlainResidual)

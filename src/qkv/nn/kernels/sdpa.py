@@ -16,7 +16,8 @@ class SdpaKernel(Kernel):
 
     Its causal flag is used only for as many queries as keys (it aligns the mask top-left), and never together with a
     mask (what that means depends on the backend). Weight dropout makes it compute explicitly on a CPU. A bias goes in
-    as a float mask. A soft cap, and the gradient of a learned bias, it cannot do.
+    as a float mask. A soft cap, and the gradient of a learned bias, it cannot do. When one token is read, the query
+    heads of a group become queries of one head, so that its keys and values are read once.
     """
 
     def forward(
@@ -34,6 +35,22 @@ class SdpaKernel(Kernel):
         if softcap is not None or learning:
             say_fallback("sdpa", "a soft cap on scores" if softcap is not None else "the gradient of a learned bias")
             return MathKernel().attend(q_BHTD, k_BGSD, v_BGSE, mask, scale, dropout, bias, softcap)[0]
+        if q_BHTD.shape[2] == 1 and bias is None:
+            heads_BHT = q_BHTD.shape[:3]
+            q_BHTD = q_BHTD.reshape(*k_BGSD.shape[:2], -1, q_BHTD.shape[3])
+            return self._attend(q_BHTD, k_BGSD, v_BGSE, mask, scale, dropout, None).reshape(*heads_BHT, -1)
+        return self._attend(q_BHTD, k_BGSD, v_BGSE, mask, scale, dropout, bias)
+
+    def _attend(
+        self,
+        q_BHTD: Tensor,
+        k_BGSD: Tensor,
+        v_BGSE: Tensor,
+        mask: Mask,
+        scale: float,
+        dropout: float,
+        bias: Bias | None,
+    ) -> Tensor:
         grouped = q_BHTD.shape[1] != k_BGSD.shape[1]
         if bias is None and (mask.everything or mask.square_causal):
             return F.scaled_dot_product_attention(

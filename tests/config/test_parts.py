@@ -9,7 +9,8 @@ from pydantic import ValidationError
 
 from qkv.config import Config, ConfigError
 from qkv.config.model import ModelConfig
-from qkv.config.parts import RopeConfig, StandardAttentionConfig, YarnScalingConfig
+from qkv.config.parts import StandardAttentionConfig
+from qkv.config.positions import RopeConfig, YarnScalingConfig
 
 ORIGINAL = {"original_max_seq_len": 64}
 PARTS: list[dict[str, Any]] = [

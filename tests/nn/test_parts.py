@@ -21,16 +21,9 @@ from transformers.models.whisper.modeling_whisper import sinusoids
 
 from qkv.config.errors import ConfigError, UsageError
 from qkv.config.model import ModelConfig
-from qkv.config.parts import (
-    DenseFeedForwardConfig,
-    LayerNormConfig,
-    NormConfig,
-    PlainResidualConfig,
-    RMSNormConfig,
-    RopeConfig,
-    SinusoidalConfig,
-    StandardAttentionConfig,
-)
+from qkv.config.parts import DenseFeedForwardConfig, LayerNormConfig, NormConfig, RMSNormConfig, StandardAttentionConfig
+from qkv.config.positions import RopeConfig, SinusoidalConfig
+from qkv.config.residuals import PlainResidualConfig
 from qkv.nn import (
     IGNORE,
     Attention,
@@ -311,7 +304,7 @@ PLACEMENTS: dict[str, Callable[..., Tensor]] = {
 @pytest.mark.parametrize("placement", PLACEMENTS)
 def test_a_placement_puts_norms_where_it_says(placement: Any) -> None:
     function = nn.Linear(8, 8)
-    site = build(PlainResidualConfig(), Dims(8)).new_site(0)
+    site = build(PlainResidualConfig(), Dims(8)).new_site(0, 0)
     sublayer = drawn(Sublayer(RMSNormConfig(placement=placement), Dims(8), site, 0.0, function=function))
     norms = dict(sublayer.named_children())
     x = randn(2, 3, 8)

@@ -11,7 +11,7 @@ from transformers.models.t5.modeling_t5 import T5Attention
 
 from qkv.config.errors import UsageError
 from qkv.config.model import ModelConfig
-from qkv.config.parts import RelativeConfig
+from qkv.config.positions import RelativeConfig
 from qkv.nn import Dims, Transformer, build
 from qkv.nn.kernels import KernelName, use_kernel
 from qkv.nn.mask import Mask

@@ -17,7 +17,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from qkv.config.errors import UsageError
 from qkv.config.model import ModelConfig
-from qkv.config.parts import RopeConfig
+from qkv.config.positions import RopeConfig
 from qkv.nn import Dims, Transformer, build
 from qkv.nn.position import RotaryPhases, exponents_of, total_lengths
 

@@ -161,8 +161,10 @@ class _Model:
         found = self.variable(name)
         scales = f"{name}_scale"
         scaled = scales in self.variables
-        if scaled:
-            self.variable(scales, rank=1)
+        if scaled and self.variable(scales).shape != found.shape[:1]:
+            raise DamagedError(
+                f"{scales} has shape {list(self.variable(scales).shape)}, and there are {found.shape[:1]} rows", where=str(self.path)
+            )
         if found.kind.kind != "f" and not (scaled and found.kind == np.int8):
             raise QkvError(
                 f"{name} is held as {found.kind.name}, which is not supported",

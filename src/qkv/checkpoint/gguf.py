@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -206,11 +207,14 @@ def read_gguf(path: Path) -> Source:
         hint = f"supported: {', '.join(ARCHITECTURES)}"
         raise metadata.unsupported("general.architecture", kind, hint)
     architecture = ARCHITECTURES[kind]
-    if "split.count" in metadata and metadata.keys["split.count"] != 1:
-        raise metadata.unsupported("split.count", metadata.keys["split.count"], "one file, by llama-gguf-split --merge")
+    if (parts := metadata.whole("split.count", 1)) != 1:
+        raise metadata.unsupported("split.count", parts, "one file, by llama-gguf-split --merge")
     own = {key.removeprefix(f"{kind}."): value for key, value in header.metadata.items() if key.startswith(f"{kind}.")}
-    for key in sorted(own.keys() - _KNOWN - set(architecture.more)):
-        raise metadata.unsupported(f"{kind}.{key}", f"{own[key]!r:.80}", "a model without it")
+    for key, value in sorted(own.items(), key=itemgetter(0)):
+        if key not in _KNOWN and key not in architecture.more:
+            raise metadata.unsupported(f"{kind}.{key}", f"{value!r:.80}", "a model without it")
+        if isinstance(value, list | np.ndarray):
+            raise metadata.unsupported(f"{kind}.{key}", f"{value!r:.80}", "a model with one value for all layers")
     _check_places(path, header)
     tensors = _tensors(path, header, architecture, own)
     keys = {
@@ -222,7 +226,7 @@ def read_gguf(path: Path) -> Source:
     if embedding is None or len(embedding.shape) != 2:
         raise DamagedError("there is no tensor token_embd.weight of two dimensions", where=str(path))
     keys["vocab_size"] = embedding.shape[0]
-    if factors := tensors.pop("rope_freqs.weight", None):
+    if "rope_theta" in keys and (factors := tensors.pop("rope_freqs.weight", None)):
         keys["rope_scaling"] = _llama3_scaling(factors, keys, path)
     ends = [metadata.whole(f"tokenizer.ggml.{name}_token_id", None) for name in ("eos", "eot")]
     generation = {"eos_token_id": list(dict.fromkeys(number for number in ends if number is not None)) or None}
@@ -244,6 +248,12 @@ def _tensors(path: Path, header: Header, architecture: _Architecture, metadata: 
     for name, info in header.tensors.items():
         stem, number, last = _split(name)
         theirs = architecture.names.get(stem)
+        if theirs is None or ("*" in theirs) != bool(number):  # a name that llama.cpp does not have stays as it is
+            usual = name
+        else:
+            usual = f"{theirs.replace('*', number)}.{last}"
+        if usual in found:
+            raise DamagedError(f"{usual!r:.200} stands there twice, under two names", where=str(path))
         turns = {"attn_q": heads, "attn_k": kv_heads}.get(stem) if architecture.rotated else None
         if turns is not None and (not isinstance(turns, int) or turns < 1 or info.shape[0] % (2 * turns)):
             raise DamagedError(f"{name!r:.200} has {info.shape[0]} rows for {turns!r:.80} heads", where=str(path))
@@ -253,7 +263,7 @@ def _tensors(path: Path, header: Header, architecture: _Architecture, metadata: 
             stored = _less(stored, architecture.norm_offset)
         if stem in architecture.transposed and last == "weight" and len(info.shape) == 2:
             stored = _transposed(stored)
-        found[name if theirs is None else f"{theirs.replace('*', number)}.{last}"] = stored
+        found[usual] = stored
     return found
 
 
@@ -355,14 +365,17 @@ _LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_positi
 
 def _llama3_scaling(stored: Stored, keys: Mapping[str, Any], path: Path) -> dict[str, Any]:
     """`rope_scaling` of a file that says it as a divisor for each frequency. Raises QkvError for other divisors."""
+    width = keys["head_dim"]
+    other = QkvError("rope_freqs.weight are not LLaMA 3's frequencies, and no others are supported", where=str(path))
+    if stored.shape != (width // 2,):
+        raise other
     divisors = stored.read(torch.float32)
     scaling = {"rope_type": "llama3", "factor": round(divisors.max().item(), 6), **_LLAMA3}
-    width = keys["head_dim"]
     wave_lengths = 2 * math.pi * keys["rope_theta"] ** (torch.arange(0, width, 2) / width)
     turns = _LLAMA3["original_max_position_embeddings"] / wave_lengths
     low, high = _LLAMA3["low_freq_factor"], _LLAMA3["high_freq_factor"]
     smooth = ((turns - low) / (high - low)).clamp(0, 1)
     expected = 1 / ((1 - smooth) / scaling["factor"] + smooth)
-    if divisors.shape != expected.shape or not torch.allclose(divisors, expected, rtol=1e-3):
-        raise QkvError("rope_freqs.weight are not LLaMA 3's frequencies, and no others are supported", where=str(path))
+    if not torch.allclose(divisors, expected, rtol=1e-3):
+        raise other
     return scaling

@@ -15,6 +15,7 @@ from pydantic_core import PydanticCustomError
 
 from qkv.config.base import Node, contradiction
 from qkv.config.merge import merge
+from qkv.config.numbers import Length, Probability, VocabSize, Width
 from qkv.config.parts import (
     Attention,
     DenseFeedForwardConfig,
@@ -25,23 +26,17 @@ from qkv.config.parts import (
     Init,
     Input,
     LanguageModelHeadConfig,
-    Length,
     MaskedLanguageModelHeadConfig,
+    NoNormConfig,
     Norm,
     NormalInitConfig,
     PatchInputConfig,
-    PlainResidualConfig,
-    Position,
-    Probability,
-    Residual,
     RMSNormConfig,
-    RopeConfig,
-    SinusoidalConfig,
     StandardAttentionConfig,
     TokenInputConfig,
-    VocabSize,
-    Width,
 )
+from qkv.config.positions import Position, RopeConfig, SinusoidalConfig
+from qkv.config.residuals import AttentionResidualsConfig, DeepNormConfig, PlainResidualConfig, Residual
 
 # --- blocks, stacks, the model ----------------------------------------------------------------------------------------
 
@@ -167,6 +162,29 @@ class StackConfig(Node):
             raise contradiction(
                 "residual", "layers[].residual", "the stream runs through all layers and has one kind", "one `residual`"
             )
+        self.residual.check(self.d_model)
+        for layer in self.layers:
+            if layer.norm.placement not in self.residual.placements:
+                raise contradiction(
+                    "residual.kind",
+                    "norm.placement",
+                    f"{self.residual.kind} does not go with norms of placement {layer.norm.placement}",
+                    f"norm.placement={' or '.join(self.residual.placements)}",
+                )
+            if isinstance(layer.norm, NoNormConfig) and self.residual.reads_through_norm:
+                raise contradiction(
+                    "residual.kind",
+                    "norm.kind",
+                    f"of {self.residual.kind}, a sublayer reads through a norm",
+                    "norm.kind=rmsnorm or layernorm",
+                )
+        if isinstance(self.residual, AttentionResidualsConfig) and self.share_layers:
+            raise contradiction(
+                "residual.kind",
+                "share_layers",
+                "every sublayer has its own weights over the depth below it",
+                "share_layers=false",
+            )
 
     def _check_blocks(self) -> None:
         for layer in self.layers:
@@ -254,7 +272,22 @@ class ModelConfig(StackConfig):
                 "family", "cross_attention", "there is no source to attend to", "family=encoder-decoder"
             )
         self._check_tying(head)
+        self._complete_deepnorm()
         return self
+
+    def _complete_deepnorm(self) -> None:
+        """Fill in what DeepNorm derives from the depths. A decoder layer with cross-attention has three sublayers."""
+        for side, stack in self.stacks.items():
+            if not isinstance(stack.residual, DeepNormConfig):
+                continue
+            if self.encoder is None or self.decoder is None:
+                residual = stack.residual.complete(stack.num_layers)
+            elif side == "encoder":
+                residual = stack.residual.complete(stack.num_layers, self.decoder.num_layers)
+            else:
+                residual = stack.residual.complete(1.5 * stack.num_layers)
+            layers = tuple(layer.model_copy(update={"residual": residual}) for layer in stack.layers)
+            stack.__dict__.update(residual=residual, layers=layers)
 
     def _check_tying(self, head: HeadConfig) -> None:
         tie = self.tie_embeddings

@@ -10,7 +10,7 @@ from pydantic_core import PydanticCustomError
 
 from qkv.config.base import Count, Kinds, Part
 from qkv.config.model import Family
-from qkv.config.parts import Probability
+from qkv.config.numbers import Probability
 
 
 class ObjectiveConfig(Part):

@@ -12,8 +12,9 @@ from pydantic import Field, model_validator
 from qkv.config.base import MAX_COUNT, Count, Kinds, Node, Part, contradiction
 from qkv.config.data import Data, Side, TextDataConfig
 from qkv.config.model import ModelConfig
+from qkv.config.numbers import MAX_VOCAB, Probability, VocabSize
 from qkv.config.objectives import CausalObjectiveConfig, ClassifyObjectiveConfig, Objective
-from qkv.config.parts import MAX_VOCAB, ClassifierHeadConfig, Probability, TokenInputConfig, VocabSize
+from qkv.config.parts import ClassifierHeadConfig, TokenInputConfig
 
 # --- tokenizer --------------------------------------------------------------------------------------------------------
 

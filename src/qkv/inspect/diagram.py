@@ -14,10 +14,9 @@ from qkv.config.parts import (
     LogMelInputConfig,
     NormConfig,
     PatchInputConfig,
-    PositionConfig,
-    RopeConfig,
     StandardAttentionConfig,
 )
+from qkv.config.positions import PositionConfig, RopeConfig
 from qkv.inspect.summary import count
 from qkv.nn.transformer import Transformer
 

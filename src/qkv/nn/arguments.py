@@ -13,7 +13,7 @@ from torch import Tensor
 
 from qkv.config.errors import UsageError
 from qkv.config.model import ModelConfig, StackConfig
-from qkv.config.parts import LearnedConfig
+from qkv.config.positions import LearnedConfig
 from qkv.nn.cache import Cache
 
 INTEGERS = (torch.int64, torch.int32)

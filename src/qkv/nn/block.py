@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from qkv.config.model import BlockConfig, StackConfig
-from qkv.config.parts import NoPositionConfig, NormConfig
+from qkv.config.parts import NormConfig
+from qkv.config.positions import NoPositionConfig
 from qkv.nn.build import Dims, apply, build, dropout_of
 from qkv.nn.cache import Cache, CrossCache, LayerCache
 from qkv.nn.mask import Causal, Mask, Rule, Window
@@ -141,21 +142,21 @@ class Block(nn.Module):
         attention = build(config.attention, dims.with_(d_source=None))
         feed_forward = build(config.feed_forward, dims)
         if config.parallel != "none":
-            site, two = stream.new_site(first_site), config.parallel == "two-norms"
+            site, two = stream.new_site(first_site, dims.layer), config.parallel == "two-norms"
             self.parallel = ParallelSublayer(
                 norm, dims, site, dropout, attention=attention, feed_forward=feed_forward, two_norms=two
             )
             return
         self.self_attention = SelfAttentionSublayer(
-            norm, dims, stream.new_site(first_site), dropout, function=attention
+            norm, dims, stream.new_site(first_site, dims.layer), dropout, function=attention
         )
         if config.cross_attention is not None:
             cross = build(config.cross_attention, dims)
             self.cross_attention = CrossAttentionSublayer(
-                norm, dims, stream.new_site(first_site + 1), dropout, function=cross
+                norm, dims, stream.new_site(first_site + 1, dims.layer), dropout, function=cross
             )
         self.feed_forward = Sublayer(
-            norm, dims, stream.new_site(first_site + len(self)), dropout, function=feed_forward
+            norm, dims, stream.new_site(first_site + len(self), dims.layer), dropout, function=feed_forward
         )
 
     def __len__(self) -> int:
@@ -201,7 +202,7 @@ class Stack(nn.Module):
         self.window_of_layer: list[int | None] = []
         blocks: list[Block] = []
         sites = 0
-        for layer in config.layers:
+        for number, layer in enumerate(config.layers):
             kind = NoPositionConfig() if layer.position.absolute else layer.position
             head_dim, heads = getattr(layer.attention, "head_dim", None) or config.d_model, layer.attention.num_heads
             if (kind, head_dim, heads) not in known:
@@ -210,7 +211,7 @@ class Stack(nn.Module):
             self.position_of_layer.append(known[kind, head_dim, heads])
             self.window_of_layer.append(getattr(layer.attention, "window", None))
             if not blocks or not config.share_layers:
-                blocks.append(Block(layer, dims, self.residual, sites))
+                blocks.append(Block(layer, dims.with_(layer=number), self.residual, sites))
                 sites += len(blocks[-1])
         self.blocks = nn.ModuleList(blocks)
         self.final_norm: nn.Module = build(config.norm, dims) if config.final_norm else nn.Identity()

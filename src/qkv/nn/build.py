@@ -22,9 +22,9 @@ class Dims:
 
     d_model: width of the stream it reads. d_source: width of the keys' and values' source (None: d_model). d_out:
     width or count of what it produces where that is not d_model (vocabulary, classes). d_embedding: width of the
-    embedding tables where that is not d_model. num_layers: depth of the stack. num_heads: of the attention that a
-    position kind acts in. causal: whether the stack sees the past only. norm: the norm kind of the layer, for parts
-    with norms inside.
+    embedding tables where that is not d_model. num_layers: depth of the stack. layer: which of these the part is for,
+    from 0. num_heads: of the attention that a position kind acts in. causal: whether the stack sees the past only.
+    norm: the norm kind of the layer, for parts with norms inside.
     """
 
     d_model: int
@@ -33,6 +33,7 @@ class Dims:
     d_embedding: int | None = None
     max_seq_len: int = 0
     num_layers: int = 1
+    layer: int = 0
     num_heads: int = 1
     causal: bool = True
     norm: NormConfig = field(default_factory=RMSNormConfig)

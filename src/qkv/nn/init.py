@@ -1,9 +1,13 @@
-"""How weights start. What multiplies in a norm starts at 1, biases at 0, whatever the kind."""
+"""How weights start. What multiplies in a norm starts at 1, biases at 0, whatever the kind.
+
+A part whose own parameters start otherwise has a method `start(generator)`, called after everything has been drawn.
+"""
 
 from __future__ import annotations
 
 import math
 from functools import singledispatch
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +20,15 @@ from qkv.nn.head import LanguageModelHead, MaskedLanguageModelHead
 from qkv.nn.norm import RMSNorm
 from qkv.nn.position import Learned, Relative
 from qkv.nn.stem import PatchInput
+
+
+@runtime_checkable
+class OwnStart(Protocol):
+    """A module that says how its own parameters start."""
+
+    def start(self, generator: torch.Generator | None) -> None:
+        """Write them, without gradients; what is drawn comes from `generator` (None: torch's global one)."""
+
 
 MATRICES = (nn.Linear, nn.Conv1d, nn.Conv2d)
 """Modules whose weight is drawn as a matrix, with what one output reads as its inputs."""
@@ -30,6 +43,9 @@ def initialise(network: nn.Module, config: InitConfig, generator: torch.Generato
             if isinstance(module, RMSNorm) and module.unit_offset:
                 module.weight.zero_()
         _draw(config, network, generator)
+        for module in network.modules():
+            if isinstance(module, OwnStart):
+                module.start(generator)
 
 
 @singledispatch

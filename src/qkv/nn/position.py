@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from qkv.config.parts import LearnedConfig, NoPositionConfig, RelativeConfig, RopeConfig, SinusoidalConfig
+from qkv.config.positions import LearnedConfig, NoPositionConfig, RelativeConfig, RopeConfig, SinusoidalConfig
 from qkv.nn.bias import Bias
 from qkv.nn.build import Dims, build
 from qkv.nn.embedding import Table

@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from qkv.config.parts import NoResidualConfig, PlainResidualConfig
+from qkv.config.residuals import NoResidualConfig, PlainResidualConfig
 from qkv.nn.build import Dims, build
 
 
@@ -42,8 +42,8 @@ class ResidualStream(nn.Module):
         """The last state as hidden vectors [B, T, M]."""
         return state  # type: ignore[no-any-return]
 
-    def new_site(self, index: int) -> Site:
-        """The site of sublayer `index`, counted through the stack from 0."""
+    def new_site(self, index: int, layer: int) -> Site:
+        """The site of sublayer `index` of the stack, in its layer `layer`; both from 0."""
         raise TypeError(f"{type(self).__name__} has no sites")
 
 
@@ -67,7 +67,7 @@ class PlainResidual(ResidualStream):
     def __init__(self, config: PlainResidualConfig, dims: Dims) -> None:
         super().__init__()
 
-    def new_site(self, index: int) -> Site:
+    def new_site(self, index: int, layer: int) -> Site:
         return Site(None, Add())
 
 
@@ -77,7 +77,7 @@ class NoResidual(ResidualStream):
     def __init__(self, config: NoResidualConfig, dims: Dims) -> None:
         super().__init__()
 
-    def new_site(self, index: int) -> Site:
+    def new_site(self, index: int, layer: int) -> Site:
         return Site(None, Replace())
 
 

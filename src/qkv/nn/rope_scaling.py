@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from qkv.config.errors import UsageError
-from qkv.config.parts import (
+from qkv.config.positions import (
     DynamicScalingConfig,
     LinearScalingConfig,
     Llama3ScalingConfig,

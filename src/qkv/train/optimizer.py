@@ -1,7 +1,8 @@
 """From gradients to weights: which parameters are updated how, and the optimiser's state by name.
 
-Weight decay acts on matrices only. Muon takes the matrices inside the stacks; embeddings, heads and vectors stay with
-AdamW. A tied matrix is one parameter and is updated once.
+Weight decay acts on matrices only, and not on those that their module lists in an attribute `undecayed`. Muon takes the
+matrices inside the stacks; embeddings, heads, vectors and what belongs to the residual stream stay with AdamW. A tied
+matrix is one parameter and is updated once.
 """
 
 from __future__ import annotations
@@ -108,7 +109,7 @@ def build_optimizer(config: OptimizerConfig, network: Transformer) -> Optimizer:
 @build_optimizer.register
 def _adamw(config: AdamWConfig, network: Transformer) -> Optimizer:
     parameters = dict(network.named_parameters())
-    return Optimizer(network, [_adam(parameters.values(), config, config.lr)])
+    return Optimizer(network, [_adam(network, parameters.values(), config, config.lr)])
 
 
 @build_optimizer.register
@@ -118,18 +119,23 @@ def _muon(config: MuonConfig, network: Transformer) -> Optimizer:
     for name, module in network.named_modules():
         if isinstance(module, Block):
             for inner, parameter in module.named_parameters():
-                if parameter.dim() == 2:
+                if parameter.dim() == 2 and ".site." not in inner:
                     hidden[f"{name}.{inner}"] = parameter
     rest = [parameter for name, parameter in network.named_parameters() if name not in hidden]
     muon = torch.optim.Muon(hidden.values(), lr=config.lr, weight_decay=config.weight_decay, momentum=config.momentum)
-    return Optimizer(network, [muon, _adam(rest, config, config.adam_lr)])
+    return Optimizer(network, [muon, _adam(network, rest, config, config.adam_lr)])
 
 
-def _adam(parameters: Iterable[nn.Parameter], config: AdamWConfig | MuonConfig, lr: float) -> TorchOptimizer:
-    parameters = list(parameters)
+def _adam(
+    network: Transformer, parameters: Iterable[nn.Parameter], config: AdamWConfig | MuonConfig, lr: float
+) -> TorchOptimizer:
+    kept = {getattr(module, name) for module in network.modules() for name in getattr(module, "undecayed", ())}
+    decays: dict[bool, list[nn.Parameter]] = {True: [], False: []}
+    for parameter in parameters:
+        decays[parameter.dim() >= 2 and parameter not in kept].append(parameter)
     groups: list[dict[str, Any]] = [
-        {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": config.weight_decay},
-        {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
+        {"params": decays[True], "weight_decay": config.weight_decay},
+        {"params": decays[False], "weight_decay": 0.0},
     ]
     groups = [group for group in groups if group["params"]]
     return torch.optim.AdamW(groups, lr=lr, betas=config.betas, eps=config.eps, fused=True)

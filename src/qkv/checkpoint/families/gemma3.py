@@ -29,7 +29,8 @@ from qkv.checkpoint.mapping import Rule
 from qkv.checkpoint.published import Published, called, expect
 from qkv.config.errors import QkvError
 from qkv.config.model import ModelConfig
-from qkv.config.parts import RMSNormConfig, RopeConfig
+from qkv.config.parts import RMSNormConfig
+from qkv.config.positions import RopeConfig
 
 RULES = (
     *COMMON_RULES,

@@ -11,7 +11,8 @@ from qkv.checkpoint.families.llama import attention_of, feed_forward_of, read_ty
 from qkv.checkpoint.mapping import Chain, Rows, Rule, Transposed
 from qkv.checkpoint.published import Published, called, expect
 from qkv.config.model import ModelConfig
-from qkv.config.parts import LayerNormConfig, LearnedConfig
+from qkv.config.parts import LayerNormConfig
+from qkv.config.positions import LearnedConfig
 
 ACTIVATIONS = {
     "gelu_new": "gelu_tanh",

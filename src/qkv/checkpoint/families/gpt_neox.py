@@ -13,7 +13,8 @@ from qkv.checkpoint.families.rope import read_rope, write_rope
 from qkv.checkpoint.mapping import HeadRows, Rule
 from qkv.checkpoint.published import Published, called, expect
 from qkv.config.model import ModelConfig
-from qkv.config.parts import LayerNormConfig, RopeConfig
+from qkv.config.parts import LayerNormConfig
+from qkv.config.positions import RopeConfig
 
 DEFAULTS = {
     "vocab_size": 50432,

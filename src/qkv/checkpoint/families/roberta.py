@@ -10,7 +10,8 @@ from qkv.checkpoint.families import Family, bert
 from qkv.checkpoint.mapping import Rule
 from qkv.checkpoint.published import Published, expect
 from qkv.config.model import ModelConfig
-from qkv.config.parts import ClassifierHeadConfig, LearnedConfig
+from qkv.config.parts import ClassifierHeadConfig
+from qkv.config.positions import LearnedConfig
 
 
 def read(published: Published, head: str) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from qkv.checkpoint.published import Published, expect
-from qkv.config.parts import DynamicScalingConfig, LinearScalingConfig, PositionConfig, RopeConfig
+from qkv.config.positions import DynamicScalingConfig, LinearScalingConfig, PositionConfig, RopeConfig
 
 ORIGINAL = "original_max_position_embeddings"
 

@@ -22,7 +22,7 @@ from qkv.checkpoint.families.rope import write_rope
 from qkv.checkpoint.published import Published
 from qkv.config.errors import QkvError
 from qkv.config.model import MAX_LAYERS, ModelConfig
-from qkv.config.parts import RopeConfig
+from qkv.config.positions import RopeConfig
 
 DEFAULTS = {"num_key_value_heads": 4, "max_position_embeddings": 32768, "tie_word_embeddings": True}
 

@@ -11,13 +11,8 @@ from qkv.checkpoint.families import Family, bart
 from qkv.checkpoint.mapping import Rule
 from qkv.checkpoint.published import Published, called, expect
 from qkv.config.model import ModelConfig, StackConfig
-from qkv.config.parts import (
-    DenseFeedForwardConfig,
-    LanguageModelHeadConfig,
-    RelativeConfig,
-    RMSNormConfig,
-    StandardAttentionConfig,
-)
+from qkv.config.parts import DenseFeedForwardConfig, LanguageModelHeadConfig, RMSNormConfig, StandardAttentionConfig
+from qkv.config.positions import RelativeConfig
 
 ACTIVATIONS = {"relu": "relu", "gated-gelu": "geglu_tanh", "gated-silu": "swiglu", "gelu_new": "gelu_tanh"}
 """`feed_forward_proj`."""

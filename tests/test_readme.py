@@ -1,4 +1,5 @@
-"""The front pages never lie: their commands and their Python run, their links lead somewhere, both say the same."""
+"""The front pages and the how-to never lie: their commands and their Python run, their links lead somewhere, both
+languages say the same."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-READMES = ("README.md", "README.zh-CN.md")
+PAGES = ("README", "docs/own-parts")
 INSTALL = "python -m pip install -c constraints.txt "
 
 
@@ -33,8 +34,8 @@ def heading_levels(name: str) -> list[int]:
     return [len(marks) for marks in re.findall(r"^(#+) ", read(name)[0], re.MULTILINE)]
 
 
-def code(language: str) -> list[str]:
-    return [text for kind, text in read("README.md")[1] if kind == language]
+def code(language: str, page: str = "README.md") -> list[str]:
+    return [text for kind, text in read(page)[1] if kind == language]
 
 
 def shell_lines(*, fetched: bool = False) -> list[str]:
@@ -59,8 +60,9 @@ def run(command: list[str], folder: Path) -> None:
     assert done.returncode == 0, f"{command[-1]!r} exits {done.returncode}:\n{done.stdout}"
 
 
-def test_both_languages_have_the_same_headings_and_code() -> None:
-    english, chinese = READMES
+@pytest.mark.parametrize("page", PAGES)
+def test_both_languages_have_the_same_headings_and_code(page: str) -> None:
+    english, chinese = f"{page}.md", f"{page}.zh-CN.md"
     assert len(heading_levels(english)) > 1
     assert heading_levels(chinese) == heading_levels(english)
     assert read(chinese)[1] == read(english)[1]
@@ -105,10 +107,18 @@ def test_the_python_runs(tmp_path: Path) -> None:
         run([sys.executable, "-c", block], tmp_path)
 
 
-@pytest.mark.parametrize("name", READMES)
+def test_the_parts_of_the_how_to_train_and_pass_the_tests_of_the_how_to(tmp_path: Path) -> None:
+    page = "docs/own-parts.md"
+    for block in code("python", page) + code("yaml", page):  # the first line names the file
+        with (tmp_path / block.partition("\n")[0].removeprefix("# ")).open("a", encoding="utf-8") as file:
+            file.write(block)
+    run(["bash", "-e", "-c", "".join(code("bash", page))], tmp_path)
+
+
+@pytest.mark.parametrize("name", [page + language for page in PAGES for language in (".md", ".zh-CN.md")])
 def test_links_lead_somewhere(name: str) -> None:
     links = [link.partition("#")[0] for link in re.findall(r"\]\(([^)\s]+)\)", read(name)[0])]
     relative = [link for link in links if link and not re.match(r"[a-z]+:", link)]
     assert relative
-    missing = [link for link in relative if not (ROOT / link).is_file()]
+    missing = [link for link in relative if not ((ROOT / name).parent / link).is_file()]
     assert not missing

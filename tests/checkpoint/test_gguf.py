@@ -263,20 +263,21 @@ def test_llama_3s_frequencies_are_recognised(tmp_path: Path) -> None:
     assert factors.min() == 1
     assert 1 < factors.unique()[1] < 32 == factors.max(), "or there is nothing between"
 
-    def write(factors: Tensor) -> Path:
-        return write_gguf(
-            tmp_path / "model.gguf",
-            tmp_path / "published",
-            network.config,
-            "llama",
-            change=lambda writer: writer.add_rope_freq_base(500_000.0),
-            add={"rope_freqs.weight": factors},
-        )
+    def write(factors: Tensor, width: int = 16) -> Path:
+        def change(writer: gguf.GGUFWriter) -> None:
+            writer.add_rope_freq_base(500_000.0)
+            for key in ("attention.key_length", "attention.value_length", "rope.dimension_count"):
+                writer.kv_data[0][f"llama.{key}"].value = width
+
+        file, published = tmp_path / "model.gguf", tmp_path / "published"
+        return write_gguf(file, published, network.config, "llama", change=change, add={"rope_freqs.weight": factors})
 
     position = load_model(write(factors)).config.model.position
     assert position == network.config.position
     with pytest.raises(QkvError, match="not LLaMA 3's frequencies"):
         load_model(write(factors * torch.linspace(1, 1.1, 8)))
+    with pytest.raises(QkvError, match="not LLaMA 3's frequencies"):  # a terabyte of them, if the header were believed
+        load_model(write(factors, width=2**31))
 
 
 def test_what_ends_a_text_is_read(wide: tuple[Path, Transformer], tmp_path: Path) -> None:
@@ -307,6 +308,8 @@ def refused(file: Path, kind: type[QkvError] = QkvError) -> QkvError:
         (lambda writer: writer.add_logit_scale(2.0), "llama.logit_scale"),
         (lambda writer: writer.add_rope_scaling_type(gguf.RopeScalingType.LONGROPE), "rope.scaling.type"),
         (lambda writer: writer.add_uint16("split.count", 3), "split.count"),
+        (lambda writer: writer.add_array("split.count", [1, 1]), "split.count"),
+        (lambda writer: writer.add_array("llama.rope.scaling.factor", [1.0, 1.0]), "llama.rope.scaling.factor"),
         (lambda writer: writer.add_final_logit_softcapping(3.0), "llama.final_logit_softcapping"),
     ],
 )
@@ -394,6 +397,21 @@ def test_missing_and_unexpected_tensors_are_named(wide: tuple[Path, Transformer]
     add = {"blk.0.ffn_stranger.weight": torch.ones(3)}
     file = write_gguf(tmp_path / "model.gguf", wide[0], wide[1].config, "llama", add=add)
     assert "unexpected: blk.0.ffn_stranger.weight" in refused(file, DamagedError).what
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("model.norm.weight", "'model.norm.weight' stands there twice"),
+        ("blk.0.output_norm.weight", "unexpected: blk.0.output_norm.weight"),
+    ],
+)
+def test_no_tensor_takes_another_ones_place(
+    name: str, said: str, wide: tuple[Path, Transformer], tmp_path: Path
+) -> None:
+    add = {name: torch.zeros(wide[1].config.d_model)}
+    file = write_gguf(tmp_path / "model.gguf", wide[0], wide[1].config, "llama", add=add)
+    assert said in refused(file, DamagedError).what
 
 
 def test_a_file_cut_off_is_called_damaged(wide: tuple[Path, Transformer], tmp_path: Path) -> None:

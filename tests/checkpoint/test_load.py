@@ -7,6 +7,7 @@ import pickle
 import shutil
 import time
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +93,21 @@ def test_a_pickle_that_would_run_code_does_not(old: bool, folder: Path) -> None:
     (folder / "pytorch_model.bin").write_bytes(pickle.dumps({"a": 1}, protocol=2))
     refused(folder, torch_bin=True)
     assert not (folder / "ran").exists()
+
+
+@pytest.mark.parametrize(
+    "claims",
+    [
+        lambda tensor: torch.zeros(1).expand(tensor.shape),
+        lambda tensor: tensor.to_sparse(),
+        lambda tensor: tensor.to("meta"),
+    ],
+)
+def test_a_pickled_tensor_holds_what_its_shape_claims(claims: Callable[[Tensor], Tensor], folder: Path) -> None:
+    tensors = tensors_of(folder)
+    torch.save({**tensors, UP: claims(tensors[UP])}, folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+    assert f"`{UP}` does not hold all of its numbers" in refused(folder, torch_bin=True).what
 
 
 def test_names_of_a_bare_model_and_of_a_whole_one_are_both_read(tmp_path: Path) -> None:
@@ -309,6 +325,36 @@ def test_a_sentence_transformer_says_how_it_pools(
 
 
 @pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({}, None),
+        ({"tokenizer_config": {"model_max_length": 20}}, 20),
+        ({"sentence_bert_config": {"max_seq_length": 10}, "tokenizer_config": {"model_max_length": 20}}, 10),
+        ({"sentence_roberta_config": {"max_seq_length": None}, "tokenizer_config": {"model_max_length": 1e30}}, 10**30),
+    ],
+)
+def test_a_sentence_transformer_says_where_a_text_is_cut(
+    files: dict[str, Any], expected: int | None, folder: Path, tmp_path: Path
+) -> None:
+    sentence_transformer(folder, MEAN)
+    for name, told in files.items():
+        (folder / f"{name}.json").write_text(json.dumps(told))
+    model = qkv.load(folder, device="cpu")
+    assert model.pooling is not None
+    assert model.pooling.max_seq_len == (None if expected is None else pytest.approx(expected))
+    for name, save in (("ours", model.save), ("theirs", model.save_hf)):
+        save(tmp_path / name)
+        assert qkv.load(tmp_path / name, device="cpu").pooling == model.pooling
+
+
+@pytest.mark.parametrize("limit", [0, -5, "10"])
+def test_an_absurd_length_of_texts_is_refused(limit: Any, folder: Path) -> None:
+    sentence_transformer(folder, MEAN)
+    (folder / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": limit}))
+    assert "max_seq_length" in refused(folder, QkvError).what
+
+
+@pytest.mark.parametrize(
     ("pooling", "kinds", "named"),
     [
         (MEAN, ("Dense",), "Dense"),
@@ -322,6 +368,27 @@ def test_a_sentence_transformer_of_other_parts_is_refused_by_name(
 ) -> None:
     sentence_transformer(folder, pooling, *kinds)
     assert named in refused(folder, QkvError).what
+
+
+# --- tokenizers that cannot be built ----------------------------------------------------------------------------------
+
+
+def test_a_model_whose_tokenizer_is_not_supported_is_loaded_without_it(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (folder / "sentencepiece.bpe.model").write_bytes(b"")
+    (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "CamembertTokenizer"}')
+    model = qkv.load(folder, device="cpu")
+    assert "Camembert tokenizer is not supported" in caplog.text
+    assert model.tokenizer is None
+    assert model.generate([1, 2], max_new_tokens=2, temperature=0).token_ids
+    with pytest.raises(UsageError, match="no tokenizer"):
+        model.generate("text")
+
+
+def test_a_damaged_tokenizer_is_called_so(folder: Path) -> None:
+    (folder / "tokenizer.json").write_text("{")
+    assert "damaged" in refused(folder).what
 
 
 # --- what is no model, or none that is supported ----------------------------------------------------------------------
@@ -435,6 +502,7 @@ HUGE = 10**18
         {"rope_parameters": {"rope_theta": 0.0}},
         {"rope_parameters": {"rope_theta": float("inf")}},
         {"rope_parameters": {"rope_type": "import os"}},
+        {"rope_parameters": {"rope_type": "linear", "factor": 1e308}},
         {"rope_parameters": [1]},
         {"tie_word_embeddings": "yes"},
         {"attention_dropout": 7.0},
@@ -454,3 +522,23 @@ def test_an_absurd_configuration_is_a_clear_error(keys: dict[str, Any], folder: 
     assert time.process_time() - began < 2
     assert error.where is not None
     assert len(str(error)) < 2000
+
+
+# --- names that lead nowhere ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"), [("smolm2", "`smollm2`"), ("my-run2", "`my-run`"), ("modell.gguf", "`model.gguf`")]
+)
+def test_the_nearest_model_is_named(name: str, meant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my-run").mkdir()
+    (tmp_path / "model.gguf").touch()
+    assert refused(Path(name), NotFoundError).hint == meant
+
+
+def test_a_name_that_is_like_none_has_no_guess(tmp_path: Path) -> None:
+    for name in ("other.gguf", "notes.txt"):
+        (tmp_path / name).touch()
+    for name in ("abc.gguf", "note.txt", "nowhere"):
+        assert refused(tmp_path / name, NotFoundError).hint == "`qkv runs` for the list"

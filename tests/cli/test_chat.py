@@ -220,8 +220,15 @@ def test_reset_forgets(type_lines: Callable[..., Answer], asked: list[Any]) -> N
     assert [message["content"] for message in asked[1][0]] == ["two"]
 
 
-def test_quit_ends(type_lines: Callable[..., Answer]) -> None:
-    assert type_lines(["/quit", "hi"])[:2] == (0, "")
+@pytest.mark.parametrize("line", ["/quit", "/exit"])
+def test_quit_ends(line: str, type_lines: Callable[..., Answer]) -> None:
+    assert type_lines([line, "hi"])[:2] == (0, "")
+
+
+def test_an_answer_that_is_cut_off_says_so(pipe: Callable[..., Answer]) -> None:
+    _, out, err = pipe("hi", "--max-new-tokens", "3", "--seed", "1")
+    assert (len(out.splitlines()), err) == (1, "(the answer is cut off at max_new_tokens 3)\n")
+    assert pipe("hi", "--max-new-tokens", "3", "--seed", "1", "--json")[2] == ""
 
 
 def test_ctrl_c_takes_back_a_line(type_lines: Callable[..., Answer]) -> None:

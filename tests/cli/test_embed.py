@@ -100,3 +100,10 @@ def test_a_decoder_is_refused_unless_the_last_token_is_meant(tmp_path: Path, cap
     assert (code, out) == (2, "")
     assert "the last token alone has read the whole text" in err
     assert run(capsys, tmp_path / "m", "so good", "--json", "--pooling", "last")[0] == 0
+
+
+def test_to_evaluate_a_model_of_vectors_is_answered_with_the_command_for_it(tmp_path: Path, capsys) -> None:
+    model(family="encoder", head={"kind": "none"}).save(tmp_path / "model")
+    with pytest.raises(SystemExit) as stop:
+        main(["eval", str(tmp_path / "model"), "--data", __file__])
+    assert (stop.value.code, capsys.readouterr().err.splitlines()[1:]) == (2, ["  try embed"])

@@ -76,6 +76,12 @@ def test_a_mistake_is_one_error_with_its_code(
     assert "Traceback" not in err
 
 
+def test_a_prompt_for_a_speech_model_is_answered_with_the_command_for_it(folder: str, capsys) -> None:
+    with pytest.raises(SystemExit):
+        main(["generate", folder, "--prompt", "hi"])
+    assert "try transcribe" in capsys.readouterr().err
+
+
 def test_a_file_that_is_no_sound_is_refused(folder: str, tmp_path: Path, capsys) -> None:
     (tmp_path / "a.wav").write_bytes(b"no sound")
     code, _, err = run(capsys, folder, tmp_path / "a.wav")

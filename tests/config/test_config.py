@@ -446,6 +446,32 @@ def test_a_third_party_part_is_chosen_by_its_import_path(write, tmp_path: Path, 
     assert yaml.safe_load(saved.read_text())["model"]["norm"]["kind"] == "stranger_norms:ScaledNormConfig"
 
 
+def test_a_third_party_part_derived_from_a_built_in_kind_is_a_kind_of_its_own(
+    write, tmp_path: Path, monkeypatch
+) -> None:
+    import qkv
+
+    derived = THIRD_PARTY.format(name="derived_norms").replace("NormConfig\n", "RMSNormConfig as NormConfig\n")
+    write(derived, "derived_norms.py")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    path = write(SMALL + "", "own.yaml")
+    config = Config.load(path, "model.norm={kind: derived_norms:ScaledNormConfig, eps: 0.5}")
+    assert config.model.norm.kind == "derived_norms:ScaledNormConfig"
+    assert config.model.norm.eps == 0.5
+    assert Config.load(write(config.to_yaml(), "saved.yaml")) == config
+    assert type(qkv.Transformer(config.model).decoder.final_norm).__name__ == "Scaled"
+
+
+def test_a_third_party_part_whose_module_is_not_there_is_named(write, tmp_path: Path, monkeypatch) -> None:
+    import qkv
+
+    write(THIRD_PARTY.format(name="hollow_norms").replace(':ScaledNorm"', ':ScaledNrom"'), "hollow_norms.py")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    config = Config.load(write(SMALL + "", "own.yaml"), "model.norm.kind=hollow_norms:ScaledNormConfig")
+    with pytest.raises(ConfigError, match="`hollow_norms:ScaledNrom`, the module of ScaledNormConfig"):
+        qkv.Transformer(config.model)
+
+
 def test_a_loaded_model_runs_no_strangers_code_unless_allowed(write, tmp_path: Path, monkeypatch) -> None:
     import sys
 

@@ -98,6 +98,9 @@ def test_models_that_answer_differently_are_not_compared() -> None:
     made = network()
     with pytest.raises(UsageError, match="different shapes"):
         compare(made, Ours(network(vocab_size=261)), probes(made))
+    for family in ("encoder", "encoder-decoder"):
+        with pytest.raises(UsageError, match=f"different families, decoder and {family}"):
+            compare(made, Ours(network(family=family)), probes(made))
     wider = compare(made, Ours(network(d_model=32, seed=3)), probes(made))
     assert (wider.layers, wider.ok) == ([], False)
 

@@ -80,6 +80,8 @@ class Faulty(Transformer):
             found = found + torch.arange(found.shape[-1]) * 0.1
         if self.fault == "nan" and cached:
             found = found * float("nan")
+        if self.fault == "nan in a row" and len(ids) > 1 and not cached:
+            found = torch.cat((found[:1], found[1:] * float("nan")))
         return found
 
 
@@ -89,6 +91,7 @@ class Faulty(Transformer):
         ("batch", {"in a batch", *KERNELS}),
         ("cache", {*CACHED, *WRITTEN}),
         ("nan", set(CACHED)),
+        ("nan in a row", {"in a batch", *KERNELS}),
         ("raises", {*CACHED, *WRITTEN}),
         ("refuses", set()),
     ],

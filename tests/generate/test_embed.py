@@ -81,6 +81,14 @@ def test_a_text_longer_than_the_context_is_cut_and_still_ends() -> None:
     np.testing.assert_allclose(made.embed("x" * 500), made.embed(cut), atol=1e-6)
 
 
+def test_a_text_is_cut_where_the_folder_says() -> None:
+    made = model(family="encoder")
+    made.pooling = Pooling("mean", normalise=False, max_seq_len=6)
+    np.testing.assert_allclose(made.embed("x" * 9), made.embed([257, *b"xxxx", 258]), atol=1e-6)
+    made.pooling = Pooling("mean", normalise=False, max_seq_len=10 * CONTEXT)
+    np.testing.assert_allclose(made.embed("x" * 500), made.embed("x" * 400), atol=1e-6)
+
+
 def test_a_decoder_gives_the_vector_of_its_last_token_when_asked() -> None:
     for head in ({"kind": "language-model"}, {"kind": "classifier", "num_classes": 2, "pooling": "last"}):
         made = model(head=head)

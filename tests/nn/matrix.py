@@ -22,7 +22,9 @@ from torch.nn import functional as F
 
 from qkv.config.model import ModelConfig
 from qkv.nn import Attention, RMSNorm, Transformer, use_kernel
+from qkv.nn.init import OwnStart
 from qkv.nn.kernels import KernelName, TiledKernel
+from qkv.nn.score import AdditiveWeight
 
 VOCABULARY = 23
 """Of what is predicted; a source of its own width also has a vocabulary of its own."""
@@ -48,6 +50,7 @@ AXES: dict[str, tuple[str, ...]] = {
         "rope-yarn",
         "rope-dynamic",
         "relative",
+        "alibi",
     ),
     "norm": ("layernorm", "rmsnorm", "rmsnorm-offset", "none"),
     "placement": ("pre", "post", "sandwich", "output"),
@@ -55,10 +58,20 @@ AXES: dict[str, tuple[str, ...]] = {
     "head_dim": ("even-share", "own", "own-2-mod-4"),
     "bias": ("no-bias", "bias", "qkv-bias", "qvo-bias"),
     "qk_norm": ("qk-plain", "qk-per-head", "qk-full"),
-    "scores": ("scores", "scaled-scores", "capped-scores"),
+    "scores": ("scores", "scaled-scores", "capped-scores", "cosine-scores", "additive-scores"),
+    "values": ("own-values", "fixed-values", "learned-values"),
     "feed_forward": ("swiglu", "geglu", "geglu_tanh", "relu", "gelu", "gelu_tanh", "silu"),
     "parallel": ("in-turn", "one-norm", "two-norms"),
-    "residual": ("residual", "no-residual"),
+    "residual": (
+        "residual",
+        "no-residual",
+        "rezero",
+        "deepnorm",
+        "hyper-connections",
+        "mhc",
+        "attention-residuals",
+        "attention-residuals-block",
+    ),
     "window": ("global", "window"),
     "kernel": ("math", "tiled", "sdpa"),
     "embedding": ("bare", "scaled", "normed", "segments", "factorised"),
@@ -66,6 +79,9 @@ AXES: dict[str, tuple[str, ...]] = {
     "layers": ("uniform", "mixed", "shared"),
 }
 """Axis -> its options. `source` is what the encoder reads, where there is one."""
+
+MIXING = ("hyper-connections", "mhc", "attention-residuals", "attention-residuals-block")
+"""Residual kinds whose sublayers read a mixture of several states."""
 
 RULES: dict[str, Callable[[dict[str, str]], bool]] = {
     "an odd number of channels cannot rotate in pairs": lambda o: (
@@ -97,6 +113,21 @@ RULES: dict[str, Callable[[dict[str, str]], bool]] = {
             or (o.get("tie") == "tied-head" and o.get("family") in ("decoder", "encoder-decoder"))
         )
     ),
+    "what several states are mixed to is read through a norm that stands before": lambda o: (
+        o.get("residual") in MIXING and o.get("placement") in ("post", "output")
+    ),
+    "what several states are mixed to is read through a norm": lambda o: (
+        o.get("residual") in MIXING and o.get("norm") == "none"
+    ),
+    "DeepNorm's norm stands behind": lambda o: (
+        o.get("residual") == "deepnorm" and o.get("placement") in ("pre", "sandwich", "output")
+    ),
+    "every sublayer has its own weights over depth": lambda o: (
+        o.get("residual") in ("attention-residuals", "attention-residuals-block") and o.get("layers") == "shared"
+    ),
+    "the first layer gives its values, the others mix them": lambda o: (
+        o.get("values") in ("fixed-values", "learned-values") and o.get("layers") == "shared"
+    ),
     "a decoder reads tokens": lambda o: o.get("family") == "decoder" and o.get("source") == "features",
 }
 """What the configuration refuses, by why: whether (partial) options break the rule."""
@@ -104,7 +135,12 @@ RULES: dict[str, Callable[[dict[str, str]], bool]] = {
 
 def is_useless(o: dict[str, str]) -> bool:
     """Whether (partial) options are valid and without meaning: with only one stack, none is wider than the other. Or
-    are valid nowhere, each meaning another number of stacks."""
+    are valid nowhere, each meaning another number of stacks, or another placement of norms."""
+    if o.get("residual") == "deepnorm" and o.get("parallel") == "two-norms":
+        return True
+    bounded = o.get("scores") in ("cosine-scores", "additive-scores")  # no token then tells itself from the others
+    if bounded and o.get("residual") == "no-residual" and o.get("norm") == "none":
+        return True
     one = o.get("family") in ("decoder", "encoder") or o.get("parallel") in ("one-norm", "two-norms")
     return one and (
         o.get("source") == "wide-ids" or ("family" not in o and o.get("tie") in ("tied-source", "tied-all"))
@@ -177,6 +213,14 @@ def tree_of(options: dict[str, str]) -> dict[str, Any]:
     norm: dict[str, Any] = {"kind": options["norm"].split("-")[0], "placement": options["placement"]}
     if options["norm"] == "rmsnorm-offset":
         norm |= {"unit_offset": True, "rounding": "after-weight"}
+    residual: dict[str, Any] = {
+        "residual": {"kind": "plain"},
+        "no-residual": {"kind": "none"},
+        "hyper-connections": {"kind": "hyper-connections", "streams": 2, "fractions": 2},
+        "mhc": {"kind": "mhc", "streams": 2, "exit": "learned"},
+        "attention-residuals-block": {"kind": "attention-residuals", "block_size": 1},
+    }
+    score = options["scores"].removesuffix("-scores")
     embedding = {
         "bare": {},
         "scaled": {"scale": "sqrt-d-model"},
@@ -199,12 +243,14 @@ def tree_of(options: dict[str, str]) -> dict[str, Any]:
             "bias": {"no-bias": False, "bias": True, "qkv-bias": "qkv", "qvo-bias": "qvo"}[options["bias"]],
             "scale": 0.4 if options["scores"] == "scaled-scores" else None,
             "softcap": 2.0 if options["scores"] == "capped-scores" else None,
+            "score": score if score in ("cosine", "additive") else "scaled-dot",
+            "value_residual": options["values"].removesuffix("-values").replace("own", "none"),
             "qk_norm": options["qk_norm"].removeprefix("qk-").replace("plain", "none"),
             "window": 3 if options["window"] == "window" else None,
         },
         "feed_forward": {"kind": options["feed_forward"], "d_ff": 20, "bias": options["bias"] == "bias"},
         "parallel": options["parallel"].replace("in-turn", "none"),
-        "residual": {"kind": "plain" if options["residual"] == "residual" else "none"},
+        "residual": residual.get(options["residual"], {"kind": options["residual"]}),
         "share_layers": options["layers"] == "shared",
         "embedding": embedding[options["embedding"]],
         "tie_embeddings": {
@@ -297,6 +343,12 @@ def redraw(network: Transformer, inputs: Inputs, seed: int = 0) -> None:
             parameter.normal_(0.0, 1.0 if parameter.dim() > 1 else 0.3, generator=generator)
             if parameter.dim() == 1 and not name.endswith("bias") and parameter not in from_0:
                 parameter.add_(1.0)
+        for module in network.modules():
+            if isinstance(module, OwnStart):
+                module.start(generator)
+                spread = 2.0 if isinstance(module, AdditiveWeight) else 0.3  # its scores are bounded by it
+                for parameter in module.parameters(recurse=False):
+                    parameter.add_(torch.empty_like(parameter).normal_(0.0, spread, generator=generator))
 
     def calibrate(module: nn.Module, args: tuple[Tensor, ...], out: Tensor) -> Tensor:
         assert isinstance(module, nn.Linear)

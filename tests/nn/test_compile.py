@@ -159,6 +159,9 @@ def test_compiled_decoding_of_unequal_prompts_equals_eager() -> None:
 
 PARTS: dict[str, dict[str, Any]] = {
     "relative": {"position": {"kind": "relative"}},
+    "alibi": {"position": {"kind": "alibi"}},
+    "cosine": {"attention": {"num_heads": 4, "score": "cosine"}},
+    "additive": {"attention": {"num_heads": 4, "score": "additive"}},
     "longrope": {
         "position": {
             "kind": "rope",

@@ -410,7 +410,9 @@ LEARNED = Slope(torch.ones(4, dtype=torch.float64, requires_grad=True))
     [
         ("tiled", {"dropout": 0.5}, "dropout"),
         ("tiled", {"softcap": 2.0}, "soft cap"),
+        ("tiled", {"additive_HD": torch.ones(4, D, dtype=torch.float64)}, "additive scores"),
         ("sdpa", {"softcap": 2.0}, "soft cap"),
+        ("sdpa", {"additive_HD": torch.ones(4, D, dtype=torch.float64)}, "additive scores"),
         ("sdpa", {"bias": LEARNED}, "gradient of a learned bias"),
     ],
 )

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from transformers.models.gemma2.modeling_gemma2 import Gemma2RMSNorm
 from transformers.models.gemma3.modeling_gemma3 import Gemma3RMSNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from transformers.models.marian.modeling_marian import MarianSinusoidalPositionalEmbedding
@@ -270,9 +271,10 @@ def test_rmsnorm_rounds_before_it_multiplies() -> None:
         (RMSNormConfig(), LlamaRMSNorm),
         (RMSNormConfig(), T5LayerNorm),
         (RMSNormConfig(rounding="after-weight"), Olmo2RMSNorm),
+        (RMSNormConfig(rounding="after-weight", unit_offset=True), Gemma2RMSNorm),
         (RMSNormConfig(rounding="after-weight", unit_offset=True), Gemma3RMSNorm),
     ],
-    ids=["llama", "t5", "olmo2", "gemma3"],
+    ids=["llama", "t5", "olmo2", "gemma2", "gemma3"],
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 def test_rmsnorm_rounds_as_the_published_models_do(

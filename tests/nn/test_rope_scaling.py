@@ -6,20 +6,23 @@ The original length is 16 tokens in every case, and sequences go well beyond it.
 from __future__ import annotations
 
 import itertools
+import math
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
-from transformers import LlamaConfig
+from transformers import DeepseekV3Config, LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3Attention
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from qkv.config.errors import UsageError
 from qkv.config.model import ModelConfig
-from qkv.config.positions import RopeConfig
+from qkv.config.positions import DynamicScalingConfig, RopeConfig
 from qkv.nn import Dims, Transformer, build
 from qkv.nn.position import RotaryPhases, exponents_of, total_lengths
+from qkv.nn.rope_scaling import unscaled
 
 from .matrix import assert_equal, one_thread  # noqa: F401
 
@@ -232,3 +235,34 @@ def test_one_row_that_grows_too_long_is_refused() -> None:
     # padding is no token: the shorter row gets none, and the longer one goes on
     logits = net(ids[:, 21:22], lengths=torch.tensor([1, 0]), cache=cache)
     assert_equal(logits[:1], net(ids[:1, :22])[:, -1:])
+
+
+# --- what is no kind of its own ---------------------------------------------------------------------------------------
+
+
+def test_deepseeks_factor_on_all_scores_is_said_by_the_scale() -> None:
+    """DeepSeek-V3 multiplies 1 / sqrt(D) by m(mscale_all_dim)^2, and cos and sin by 1 where mscale is the same."""
+    scaling = {"rope_type": "yarn", "factor": 40.0, "mscale": 1.0, "mscale_all_dim": 1.0, "rope_theta": 1e4}
+    scaling |= {"original_max_position_embeddings": 4096, "beta_fast": 32, "beta_slow": 1}
+    sizes = {"hidden_size": 16, "num_attention_heads": 2, "q_lora_rank": 4, "kv_lora_rank": 4}
+    oracle = DeepseekV3Attention(DeepseekV3Config(rope_parameters=scaling, **sizes), layer_idx=0)
+    m = 0.1 * math.log(40.0) + 1
+    assert oracle.scaling == pytest.approx(oracle.qk_head_dim**-0.5 * m**2)
+    yarn = {"kind": "yarn", "factor": 40.0, "original_max_seq_len": 4096, "mscale": 1.0, "mscale_all_dim": 1.0}
+    plain = {**yarn, "mscale": None, "mscale_all_dim": None}  # cos and sin times m: scores times m^2 where all turn
+    tree = {"vocab_size": 23, "d_model": 16, "num_layers": 2, "max_seq_len": 64, "init": {"kind": "normal", "std": 0.3}}
+    logits = []
+    for scale, kind in ((8**-0.5 * m**2, yarn), (None, plain)):
+        config = {**tree, "attention": {"num_heads": 2, "scale": scale}, "position": {"kind": "rope", "scaling": kind}}
+        network = Transformer(ModelConfig.model_validate(config), generator=torch.Generator().manual_seed(0))
+        logits.append(network.requires_grad_(False)(torch.arange(20)[None] % 23))
+    assert_equal(*logits)
+
+
+def test_ntk_aware_scaling_is_another_theta() -> None:
+    """base' = base s^(r / (r - 2)): dynamic NTK where the sequence is exactly as long as the factor says."""
+    s, width = 3.0, 8
+    exponents = exponents_of(width, torch.device("cpu"), torch.float64)
+    config = DynamicScalingConfig(factor=1.0, original_max_seq_len=16)
+    dynamic = build(config, Dims(width)).frequencies(1e4, exponents, torch.tensor([[48]]))[0, 0]
+    torch.testing.assert_close(unscaled(1e4 * s ** (width / (width - 2)), exponents), dynamic)

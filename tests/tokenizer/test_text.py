@@ -20,7 +20,7 @@ from qkv.config.errors import NotFoundError, QkvError
 from qkv.tokenizer import Tokenizer
 from qkv.tokenizer import text as module
 from qkv.tokenizer.pieces import split
-from qkv.tokenizer.text import BadBytes, Corpus, chunks, normalize, read_blocks, read_stream
+from qkv.tokenizer.text import BadBytes, Corpus, chunks, nearest_file, normalize, read_blocks, read_stream
 
 
 def read(path: Path, bad_bytes: BadBytes = "error") -> str:
@@ -192,3 +192,8 @@ def test_a_50_mb_line_trains_in_bounded_memory(tmp_path: Path) -> None:
     assert Tokenizer.train(path, vocab_size=2000).vocab_size == 2000
     grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
     assert grown < 300_000 * (1024 if sys.platform == "darwin" else 1)  # KiB; macOS counts bytes
+
+
+def test_a_suffix_in_common_does_not_make_files_alike() -> None:
+    assert nearest_file("jfk.wav", ["录音.wav"]) is None
+    assert nearest_file("tran.txt", ["录音.wav", "train.txt"]) == "train.txt"

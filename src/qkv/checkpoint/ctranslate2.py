@@ -161,9 +161,9 @@ class _Model:
         found = self.variable(name)
         scales = f"{name}_scale"
         scaled = scales in self.variables
-        if scaled and self.variable(scales).shape != found.shape[:1]:
+        if scaled and (shape := self.variable(scales).shape) != found.shape[:1]:
             raise DamagedError(
-                f"{scales} has shape {list(self.variable(scales).shape)}, and there are {found.shape[:1]} rows", where=str(self.path)
+                f"{name} has shape {list(found.shape)}, and its scales {list(shape)}", where=str(self.path)
             )
         if found.kind.kind != "f" and not (scaled and found.kind == np.int8):
             raise QkvError(

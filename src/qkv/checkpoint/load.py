@@ -18,7 +18,7 @@ from torch import nn
 
 from qkv.checkpoint import ctranslate2, llama2c
 from qkv.checkpoint.families import Family, family_of
-from qkv.checkpoint.fetch import named_model
+from qkv.checkpoint.fetch import MODELS, named_model
 from qkv.checkpoint.generation import read_generation
 from qkv.checkpoint.gguf import read_gguf
 from qkv.checkpoint.hugging_face import read_folder, read_sentence_transformer
@@ -27,13 +27,14 @@ from qkv.checkpoint.published import Published
 from qkv.checkpoint.source import Source
 from qkv.checkpoint.store import Loaded, build_empty, load_checkpoint
 from qkv.checkpoint.tensors import FLOATS, Packed, Stored, check, fill, shared
-from qkv.config.errors import ConfigError, DamagedError, QkvError, UsageError
-from qkv.config.load import validate
+from qkv.config.errors import ConfigError, DamagedError, NotFoundError, QkvError, UsageError
+from qkv.config.load import preset_names, validate
 from qkv.config.model import ModelConfig
 from qkv.config.run import Config
 from qkv.nn.quantized import QuantizedLinear
 from qkv.nn.transformer import Transformer
 from qkv.tokenizer.gguf_header import MAGIC
+from qkv.tokenizer.text import nearest_file
 
 SUPPORTED = "a folder of qkv or Hugging Face, a .gguf file, a llama2.c .bin file, or a CTranslate2 folder of Whisper"
 FIXED_TOLERANCE = 1e-3
@@ -63,10 +64,23 @@ def load_model(
         raise UsageError(f"quantize={quantize} is not supported yet", hint='dtype=bf16, or "keep" for a GGUF file')
     source = _read(path, torch_bin)
     if source is None:
+        _refuse_misspelt(path)
         if quantize is not None:
             raise UsageError("this model has no quantised weights to keep", where=str(path), hint="a GGUF file")
         return load_checkpoint(path, dtype=dtype, allow=allow)
     return _assemble(source, dtype, quantize)
+
+
+def _refuse_misspelt(path: Path) -> None:
+    """Raises NotFoundError for a path that leads nowhere and is nearly that of a model, or the name of a known one."""
+    if path.exists() or str(path) in preset_names():
+        return
+    beside = list(path.parent.iterdir()) if path.parent.is_dir() else []
+    places = {entry.name: str(entry) for entry in beside if entry.is_dir() or entry.suffix in (".gguf", ".bin")}
+    if path.name == str(path):
+        places.update({name: name for name in MODELS})
+    if guess := nearest_file(path.name, places):
+        raise NotFoundError("there is no such file or folder", where=str(path), hint=f"`{places[guess]}`")
 
 
 def published_config(path: Path, *, torch_bin: bool = False) -> Config | None:
@@ -204,18 +218,21 @@ def _sections(source: Source, family: Family) -> dict[str, Any]:
     generation = {**read_generation(published, source.generation), **family.generation(published, source.generation)}
     if model["family"] != "encoder-decoder":
         generation.pop("start_ids", None)
-    sections: dict[str, Any] = {"model": model, "tokenizer": _tokenizer(source), "generation": generation}
+    tokenizer = _tokenizer(source, one_vocabulary=model.get("tie_embeddings") == "all")
+    sections: dict[str, Any] = {"model": model, "tokenizer": tokenizer, "generation": generation}
     if model["head"]["kind"] == "classifier" and (labels := _labels(published)):
         sections["objective"] = {"kind": "classify", "labels": labels}
     return sections
 
 
-def _tokenizer(source: Source) -> dict[str, Any]:
-    """What the configuration says of the tokenizers that come with the model."""
+def _tokenizer(source: Source, *, one_vocabulary: bool) -> dict[str, Any]:
+    """What the configuration says of the tokenizers that come with the model; two may share `one_vocabulary`."""
     if source.tokenizer is None:
         return {}
     target = {"kind": source.tokenizer.kind}
-    return {"source": {"kind": source.source_tokenizer.kind}, "target": target} if source.source_tokenizer else target
+    if source.source_tokenizer is None or one_vocabulary:
+        return target
+    return {"source": {"kind": source.source_tokenizer.kind}, "target": target}
 
 
 def _check_depth(model: Mapping[str, Any], source: Source) -> None:

@@ -61,7 +61,10 @@ def save_hf(
     parameters = dict(network.named_parameters())
     bare = network.config.head is not None and network.config.head.kind == "none"
     fixed = {table.theirs: table.value() for table in family.fixed(network.config)}
-    generation = write_generation(config.generation, tokenizer, decodes=network.config.family == "encoder-decoder")
+    generation = {
+        **write_generation(config.generation, tokenizer, decodes=network.config.family == "encoder-decoder"),
+        **family.write_generation(config.generation.start_ids or (), tokenizer),
+    }
     objective = config.objective
     if isinstance(objective, ClassifyObjectiveConfig) and objective.labels and _classifies(network.config):
         keys["id2label"] = {str(number): label for number, label in enumerate(objective.labels)}
@@ -222,6 +225,8 @@ def _write_pooling(folder: Path, pooling: Pooling, width: int) -> None:
     (folder / "1_Pooling").mkdir()
     flags = {key: kind == pooling.kind for kind, key in modes.items()}
     _write_json(folder / "1_Pooling" / "config.json", {"word_embedding_dimension": width, **flags})
+    if pooling.max_seq_len is not None:
+        _write_json(folder / "sentence_bert_config.json", {"max_seq_length": pooling.max_seq_len})
     kinds = [
         ("Transformer", ""),
         ("Pooling", "1_Pooling"),

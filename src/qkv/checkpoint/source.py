@@ -6,6 +6,7 @@ A reader per container (`hugging_face`, `gguf`, `llama2c`, `ctranslate2`) makes 
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,9 +18,10 @@ from torch import Tensor
 from qkv.checkpoint.published import Published
 from qkv.checkpoint.store import Pooling
 from qkv.checkpoint.tensors import Stored, without_doubles
-from qkv.config.errors import DamagedError, NotFoundError
+from qkv.config.errors import DamagedError, NotFoundError, QkvError
 from qkv.tokenizer.tokenizer import Tokenizer
 
+log = logging.getLogger("qkv")
 _LARGEST_JSON = 1 << 26  # bytes
 
 
@@ -42,11 +44,27 @@ class Source:
 
 
 def tokenizer_of(path: Path) -> Tokenizer | None:
-    """The tokenizer in a folder or file, None where there is none."""
+    """The tokenizer in a folder or file; None where there is none, or, with a warning, where it is not supported.
+
+    Raises DamagedError.
+    """
     try:
         return Tokenizer.load(path)
     except NotFoundError:
         return None
+    except DamagedError:
+        raise
+    except QkvError as error:
+        log.warning("the model is loaded without its tokenizer, and reads ids only: %s", error)
+        return None
+
+
+def tokenizers_of(folder: Path) -> tuple[Tokenizer | None, Tokenizer | None]:
+    """(the tokenizer in a folder, that of the sources where it is another one), each as `tokenizer_of` has it."""
+    target = folder / "target.spm"
+    if target.is_file() and not (folder / "tokenizer.json").is_file():
+        return tokenizer_of(target), tokenizer_of(folder)
+    return tokenizer_of(folder), None
 
 
 def half_split_rows(count: int, heads: int) -> Tensor:

@@ -48,10 +48,12 @@ PoolingKind = Literal["mean", "cls", "max"]
 @dataclass(frozen=True)
 class Pooling:
     """How the hidden vectors of a text become one, as the sentence-transformers library has it: the "mean" or "max" of
-    its tokens, or the first one ("cls"); then divided by its length where `normalise`."""
+    its tokens, or the first one ("cls"); then divided by its length where `normalise`. A text is cut to `max_seq_len`
+    tokens (None: to the context)."""
 
     kind: PoolingKind
     normalise: bool
+    max_seq_len: int | None = None
 
 
 @dataclass
@@ -263,9 +265,11 @@ def _pooling(state: Mapping[str, Any], folder: Path) -> Pooling | None:
     told = state.get("pooling")
     if told is None:
         return None
-    if not isinstance(told, dict) or told.get("kind") not in get_args(PoolingKind):
+    limit = told.get("max_seq_len") if isinstance(told, dict) else None
+    whole_limit = limit is None or (type(limit) is int and limit > 0)
+    if not isinstance(told, dict) or told.get("kind") not in get_args(PoolingKind) or not whole_limit:
         raise DamagedError("state.json is damaged: no such pooling", where=str(folder / "state.json"))
-    return Pooling(told["kind"], told.get("normalise") is True)
+    return Pooling(told["kind"], told.get("normalise") is True, limit)
 
 
 def build_empty(config: ModelConfig, where: Path) -> Transformer:

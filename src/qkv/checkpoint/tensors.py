@@ -112,7 +112,7 @@ def _look_at_one(path: Path, name: str, shape: tuple[int, ...], own: torch.dtype
         try:
             return in_pieces(shape, dtype or own, rows)
         except (SafetensorError, OSError) as error:
-            raise DamagedError(f"`{name}` cannot be read: {error}", where=str(path)) from None
+            raise DamagedError(f"`{name:.200}` cannot be read: {error}", where=str(path)) from None
 
     return Stored(shape, own, read)
 
@@ -162,14 +162,24 @@ def fill(
 ) -> None:
     """Give a network built on the meta device its weights, each exactly once, on the CPU; `check` comes first.
 
-    dtype: None is the file's own.
+    dtype: None is the file's own. What its module lists in an attribute `float32` has no fewer bits than that.
     """
+    kept = {f"{path}.{name}" for path, module in network.named_modules() for name in getattr(module, "float32", ())}
     tensors: dict[str, Tensor] = {}
     for bond in found:
-        ours = bond.view.load(tuple(stored[name].read(dtype) for name in bond.theirs))
+        wide = not kept.isdisjoint(bond.ours)
+        ours = bond.view.load(tuple(_read(stored[name], dtype, wide) for name in bond.theirs))
         tensors.update(zip(bond.ours, map(_placed, ours), strict=True))
     tensors.update({name: tensors[owner] for name, owner in shared(network).items()})
     network.load_state_dict(tensors, strict=False, assign=True)  # kept blocks come by themselves
+
+
+def _read(stored: Stored, dtype: torch.dtype | None, wide: bool) -> Tensor:
+    if not wide:
+        return stored.read(dtype)
+    own = dtype or stored.dtype
+    assert isinstance(own, torch.dtype)
+    return stored.read(torch.promote_types(own, torch.float32))
 
 
 def shared(network: Transformer) -> dict[str, str]:

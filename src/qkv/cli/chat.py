@@ -28,7 +28,7 @@ _HELP = """\
 /save FILE       write the conversation, as JSON
 /reset           begin anew
 /inspect         (not there yet)
-/quit            end, as does Ctrl-D; Ctrl-C stops an answer
+/quit, /exit     end, as does Ctrl-D; Ctrl-C stops an answer
 //...            a message that begins with /"""
 _SETTINGS: dict[str, Callable[[str], Any]] = {
     "temperature": float,
@@ -190,6 +190,10 @@ class _Conversation:
         self._last = stream.generation
         if not self._json:
             click.echo()
+            if self._last is not None and self._last.finish_reason == "length":
+                full = self._last.completion_tokens < options["max_new_tokens"]
+                where = "where the context is full" if full else f"at max_new_tokens {options['max_new_tokens']}"
+                click.secho(f"(the answer is cut off {where})", dim=True, err=True)
         elif self._last is not None:
             told = {key: value for key, value in asdict(self._last).items() if value is not None}
             print_json({**{key: told[key] for key in told if "logprobs" not in key}, "seed": seed})

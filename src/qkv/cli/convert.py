@@ -7,12 +7,11 @@ from pathlib import Path
 import click
 
 from qkv.cli.common import allow_option, json_option, print_json, torch_bin_option
-from qkv.config.errors import UsageError
 
 
 @click.command()
 @click.argument("model")
-@click.option("--to", "form", type=click.Choice(["hf", "qkv", "gguf"]), required=True, help="gguf: not there yet.")
+@click.option("--to", "form", type=click.Choice(["hf", "qkv"]), required=True)
 @click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help="The folder to write.")
 @click.option(
     "--dtype",
@@ -36,8 +35,6 @@ def convert(
 
     The folder appears whole or not at all.
     """
-    if form == "gguf":
-        raise UsageError("GGUF files cannot be written yet", hint="--to hf, which llama.cpp's converter reads")
     from qkv.model import load
 
     loaded = load(model, device="cpu", dtype=dtype, allow=allow, torch_bin=torch_bin)

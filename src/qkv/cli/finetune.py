@@ -38,4 +38,4 @@ def finetune(
             model, config, *overrides, run_dir=run_dir, name=Path(config).stem, listener=progress, allow=allow
         )
     if not as_json:
-        tell_end(run.path, allow)
+        tell_end(run.path)

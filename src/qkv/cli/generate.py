@@ -30,9 +30,7 @@ from qkv.config.errors import UsageError
 @click.option("--parse-special", is_flag=True, help="Special tokens spelled in the prompt are meant.")
 @click.option("--stream", is_flag=True, help="Text as it comes; with --json one object per line.")
 @click.option("--no-cache", is_flag=True, help="Read the whole text again for each token: slower, and the same.")
-@click.option(
-    "--quantize", type=click.Choice(["keep", "int8", "int4"]), help="keep: a GGUF file's blocks; others: not yet."
-)
+@click.option("--quantize", type=click.Choice(["keep"]), help="keep: a GGUF file's blocks stay as they are.")
 @model_options
 @json_option
 def generate(

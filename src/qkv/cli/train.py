@@ -49,14 +49,15 @@ def train(
             tree = Config.load(config, *overrides, allow=allow or None)
             run = fit(tree, run_dir=run_dir, name=Path(config).stem, listener=progress)
     if not as_json:
-        tell_end(run.path, allow)
+        tell_end(run.path)
 
 
-def tell_end(run: Path, allow: tuple[str, ...]) -> None:
-    """Where a finished run is, and what to do with it."""
+def tell_end(run: Path) -> None:
+    """Where a run that has just ended here is, and what to do with it."""
+    from qkv.config.base import EVERY_PACKAGE
     from qkv.config.run import Config
 
-    click.echo(f"{run}\ntry it: {_use(run, Config.load(run / 'config.yaml', allow=allow))}", err=True)
+    click.echo(f"{run}\ntry it: {_use(run, Config.load(run / 'config.yaml', allow=EVERY_PACKAGE))}", err=True)
 
 
 def _use(run: Path, config: Config) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-_MODULES = ("run", "model", "objectives", "data", "parts", "base", "load", "errors")
+_MODULES = ("run", "model", "objectives", "data", "parts", "positions", "residuals", "base", "load", "errors")
 
 
 def __getattr__(name: str) -> Any:

@@ -19,6 +19,7 @@ from pydantic import (
     field_validator,
     model_validator,
 )
+from pydantic.fields import FieldInfo
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
@@ -82,19 +83,20 @@ def _mentions(annotation: Any, wanted: type) -> bool:
 class Part(Node):
     """A swappable part: `kind` says which.
 
-    A third-party part is a subclass, named in YAML by its import path (`kind: "package.module:ConfigClass"`), that
-    names the class of its module in `module` (`"package.module:ModuleClass"`, built as `ModuleClass(config, dims)`).
+    A third-party part is a subclass of a base (`NormConfig`), or of a kind whose keys it shares (`RMSNormConfig`). It
+    is named in YAML by its import path (`kind: "package.module:ConfigClass"`) and names the class of its module in
+    `module` (`"package.module:ModuleClass"`, built as `ModuleClass(config, dims)`).
     """
 
     kind: str = ""
     module: ClassVar[str | None] = None
 
-    @model_validator(mode="before")
     @classmethod
-    def _name_own_kind(cls, data: Any) -> Any:
-        if isinstance(data, Mapping) and not data.get("kind") and not _built_in_kinds(cls):
-            return {**data, "kind": f"{cls.__module__}:{cls.__qualname__}"}
-        return data
+    def __pydantic_init_subclass__(cls, **options: Any) -> None:
+        super().__pydantic_init_subclass__(**options)
+        if cls.module is not None:  # it may be derived from a built-in part, whose kind it is not
+            cls.model_fields["kind"] = FieldInfo(annotation=str, default=f"{cls.__module__}:{cls.__qualname__}")
+            cls.model_rebuild(force=True)
 
 
 def _built_in_kinds(part: type[Part]) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ stack has one complete `BlockConfig` per layer, and validating the spelled-out t
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, TypeGuard
 
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
@@ -105,6 +105,7 @@ class StackConfig(Node):
         self.__dict__["layers"] = tuple(layers)
         self._check_positions()
         self._check_residual()
+        self._check_value_residual()
         self._check_blocks()
         self._check_input()
         return self
@@ -185,6 +186,40 @@ class StackConfig(Node):
                 "every sublayer has its own weights over the depth below it",
                 "share_layers=false",
             )
+
+    def _check_value_residual(self) -> None:
+        mixed = {index: layer.attention for index, layer in enumerate(self.layers) if _mixes_values(layer.attention)}
+        if any(_mixes_values(layer.cross_attention) for layer in self.layers):
+            raise contradiction(
+                "cross_attention.value_residual",
+                "attention.value_residual",
+                "the first layer's values are of the stack's own tokens, not of a source's",
+                "cross_attention.value_residual=none",
+            )
+        if mixed and self.share_layers:
+            raise contradiction(
+                "attention.value_residual",
+                "share_layers",
+                "the first layer gives its values, and the others mix them into theirs",
+                "share_layers=false",
+            )
+        if mixed and 0 not in mixed:
+            raise contradiction(
+                "layers[].attention.value_residual",
+                "layers[0].attention.value_residual",
+                "the first layer gives the values",
+                "value_residual in the first layer too",
+            )
+        for index, attention in mixed.items():
+            shape, first = (attention.num_kv_heads, attention.head_dim), (mixed[0].num_kv_heads, mixed[0].head_dim)
+            if shape != first:
+                raise contradiction(
+                    "attention.value_residual",
+                    "attention.num_kv_heads and head_dim of `layers`",
+                    f"values of {shape[0]} x {shape[1]} in layer {index} do not mix with the first layer's "
+                    f"{first[0]} x {first[1]}",
+                    "the same num_kv_heads and head_dim in all layers",
+                )
 
     def _check_blocks(self) -> None:
         for layer in self.layers:
@@ -351,6 +386,10 @@ class ModelConfig(StackConfig):
         return {"encoder": self} if self.family == "encoder" else {"decoder": self}
 
 
+def _mixes_values(attention: object) -> TypeGuard[StandardAttentionConfig]:
+    return isinstance(attention, StandardAttentionConfig) and attention.value_residual != "none"
+
+
 def _reads_images(stack: Mapping[str, Any]) -> bool:
     given = stack.get("input")
     return isinstance(given, PatchInputConfig) or (isinstance(given, Mapping) and given.get("kind") == "patches")
@@ -387,7 +426,8 @@ def _spell_stack(stack: Mapping[str, Any], *, attends_source: bool) -> dict[str,
 
 
 def _with_cross_attention(layer: Any) -> Any:
-    """Cross-attention is shaped like the layer's self-attention unless it says otherwise, and never has a window."""
+    """Cross-attention is shaped like the layer's self-attention unless it says otherwise, and never has a window, nor a
+    value residual."""
     if isinstance(layer, BlockConfig):
         if layer.cross_attention is not None:
             return layer
@@ -396,4 +436,6 @@ def _with_cross_attention(layer: Any) -> Any:
     attention = dict(attention)
     if attention.get("window") is not None:
         attention["window"] = None
+    if "value_residual" in attention:
+        attention["value_residual"] = "none"
     return {**layer, "cross_attention": merge(attention, dict(layer.get("cross_attention") or {}))}

@@ -18,7 +18,7 @@ class NormConfig(Part):
     """A normalisation and where it stands.
 
     pre: x + F(N(x)); post: N(x + F(x)); sandwich: x + N(F(N(x))); output: x + N(F(x)). All but post end the stack with
-    one more norm.
+    one more norm. Peri-LN (arXiv 2502.02732) is sandwich with `embedding.norm`.
     """
 
     placement: Literal["pre", "post", "sandwich", "output"] = "pre"
@@ -70,7 +70,8 @@ class StandardAttentionConfig(AttentionConfig):
     `qk_norm` is of the layer's norm kind.
 
     `score`, of a query q and a key k: scaled-dot is q k / sqrt(head_dim); dot is q k; cosine is theirs, times a learned
-    number per head; additive is w tanh(q + k), w learned per head. `scale` is for scaled-dot. `value_residual` mixes
+    number per head that starts at sqrt(head_dim); additive is w tanh(q + k), w learned per head, which takes memory for
+    head_dim numbers per query and key. `scale` is for scaled-dot. `value_residual` mixes
     the first layer's values into each layer's: half of each (fixed), or by two learned numbers per layer.
     """
 

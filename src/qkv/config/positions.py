@@ -56,7 +56,7 @@ class YarnScalingConfig(RopeScalingConfig):
     to whole channels.
 
     `attention_factor: null` is m(1) for m(a) = 0.1 a ln(factor) + 1, or m(mscale) / m(mscale_all_dim) where both are
-    given.
+    given. DeepSeek multiplies all scores by m(mscale_all_dim)^2 besides, which is said by `attention.scale`.
     """
 
     kind: Literal["yarn"] = "yarn"
@@ -118,7 +118,8 @@ RopeScaling = Annotated[
 class RopeConfig(PositionConfig):
     """Rotary positions on the first `fraction` of each head's channels; pairs (i, i + r/2) or neighbours (2i, 2i+1).
 
-    `scaling`: for more tokens than the model was first trained on.
+    `scaling`: for more tokens than the model was first trained on. (NTK-aware scaling by s is none of these kinds but
+    another theta: theta s^(r/(r-2)).)
     """
 
     kind: Literal["rope"] = "rope"

@@ -81,8 +81,11 @@ def compare(
 ) -> Parity:
     """The network against a reference on given inputs. tolerance None: that of `tolerance_for`.
 
-    Raises UsageError where their outputs have different shapes.
+    Raises UsageError for models of different families, and where their outputs have different shapes.
     """
+    family = network.config.family
+    if isinstance(reference, Ours) and (other := reference.network.config.family) != family:
+        raise UsageError(f"the models are of different families, {family} and {other}")
     ours, largest = Ours(network), 0.0
     predicts = network.config.head is not None and network.config.head.kind != "none"
     logits, logprobs, cached = _Largest(), _Largest(), _Largest()
@@ -221,7 +224,7 @@ class Transformers:
         library.logging.set_verbosity_error()
         library.logging.disable_progress_bar()
         try:
-            config = library.AutoConfig.from_pretrained(folder, local_files_only=True)
+            config = library.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
             made = getattr(library, config.architectures[0])
             self.model: Any = made.from_pretrained(
                 folder, config=config, attn_implementation="eager", dtype=torch.float32, local_files_only=True

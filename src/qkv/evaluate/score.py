@@ -75,4 +75,7 @@ def check_predicts_tokens(network: Transformer) -> None:
         raise UsageError("an encoder-decoder is scored on pairs of source and target, not on plain text")
     if config.head is None or not config.head.predicts_tokens:
         kind = config.head.kind if config.head else "none"
-        raise UsageError(f"a model with a head of kind {kind} predicts no tokens, so it has no perplexity")
+        raise UsageError(
+            f"a model with a head of kind {kind} predicts no tokens, so it has no perplexity",
+            hint="classify" if kind == "classifier" else "embed",
+        )

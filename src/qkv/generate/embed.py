@@ -34,21 +34,23 @@ def embed(
     *,
     normalise: bool = False,
     end_id: int | None = None,
+    max_seq_len: int | None = None,
     batch_size: int = 32,
 ) -> NDArray[np.float32]:
     """A vector for each text, given as ids: [N, M], in their order.
 
     It is made of the encoder's hidden vectors, whatever head there is: their mean or their largest values over the
     text's tokens, or the vector of its first ("cls") or last token; `normalise` divides it by its length. Of a decoder
-    the last token alone has read the whole text. A text longer than the context is cut, and still ends with `end_id`.
-    Texts of like length share a batch; none depends on the others.
+    the last token alone has read the whole text. A text longer than `max_seq_len` tokens (None: than the context) is
+    cut, and still ends with `end_id`. Texts of like length share a batch; none depends on the others.
 
     Raises what `check_embeds` raises, and QkvError for vectors that are not finite.
     """
     check_embeds(network, pooling)
     stack = network.encoder if network.encoder is not None else network.decoder
     assert stack is not None
-    rows = [cut(ids, stack.config.max_seq_len, end_id) for ids in texts]
+    limit = min(max_seq_len or stack.config.max_seq_len, stack.config.max_seq_len)
+    rows = [cut(ids, limit, end_id) for ids in texts]
     vectors = np.empty((len(rows), stack.config.d_model), np.float32)
     order = sorted(range(len(rows)), key=lambda number: len(rows[number]))
     with evaluating(network.modules()):

@@ -45,6 +45,7 @@ class LayerAttention:
     scale: float
     bias: Bias | None = None
     softcap: float | None = None
+    additive_HD: Tensor | None = None
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -63,8 +64,9 @@ class LayerAttention:
         parts = self.q_1HTD[:, number, None], self.k_1GSD[:, group, None], self.v_1GSE[:, group, None]
         q_11TD, k_11SD, v_11SE = (part.to(torch.promote_types(part.dtype, torch.float32)) for part in parts)
         bias = None if self.bias is None else self.bias.head(number)
+        additive_1D = None if self.additive_HD is None else self.additive_HD[number, None].to(q_11TD.dtype)
         _, weights_11TS = MathKernel().attend(
-            q_11TD, k_11SD, v_11SE, self.mask, self.scale, bias=bias, softcap=self.softcap
+            q_11TD, k_11SD, v_11SE, self.mask, self.scale, 0.0, bias, self.softcap, additive_1D
         )
         return weights_11TS[0, 0].detach().cpu()
 
@@ -149,9 +151,8 @@ def _keep_in(received: dict[int, LayerAttention], layers: Sequence[int]) -> Call
     def hook(kernel: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         given = signature(kernel.forward).bind(*args, **kwargs).arguments
         q_1HTD, k_1GSD, v_1GSE, mask, scale = list(given.values())[:5]
-        received[next(calls)] = LayerAttention(
-            q_1HTD, k_1GSD, v_1GSE, mask, scale, given.get("bias"), given.get("softcap")
-        )
+        changes = (given.get(name) for name in ("bias", "softcap", "additive_HD"))
+        received[next(calls)] = LayerAttention(q_1HTD, k_1GSD, v_1GSE, mask, scale, *changes)
 
     return hook
 

@@ -17,6 +17,17 @@ from qkv.config.parts import (
     StandardAttentionConfig,
 )
 from qkv.config.positions import PositionConfig, RopeConfig
+from qkv.config.residuals import (
+    AttentionResidualsConfig,
+    DeepNormConfig,
+    HyperConnectionsConfig,
+    LayerScaleConfig,
+    MhcConfig,
+    NoResidualConfig,
+    PlainResidualConfig,
+    ResidualConfig,
+    ReZeroConfig,
+)
 from qkv.inspect.summary import count
 from qkv.nn.transformer import Transformer
 
@@ -54,6 +65,9 @@ def _tower(config: ModelConfig, network: Transformer, name: str, counted: set[in
     if biases:
         tables = _fresh(tower.positions, counted)  # type: ignore[arg-type]
         lines += [*_box([f"{', '.join(sorted(biases))}, in the scores"], tables), "  │"]
+    enter, leave = _around(stack.residual)
+    if enter:
+        lines += [f"  │ {enter}"]
     blocks = list(zip(stack.layers, tower.layers, strict=True))  # type: ignore[arg-type]
     for layer, group in groupby(blocks, key=lambda pair: pair[0]):
         members = list(group)
@@ -62,6 +76,8 @@ def _tower(config: ModelConfig, network: Transformer, name: str, counted: set[in
         title = f"{len(members)} x {what}" if len(members) > 1 else "block"
         lines += _box([title, *_block_lines(layer, members[0][1])], params)
         lines.append("  │")
+    if leave:
+        lines += [*_box([leave], _fresh(tower.residual, counted)), "  │"]  # type: ignore[arg-type]
     if stack.final_norm and stack.norm.kind != "none":
         lines += _box([f"final {_norm(stack.norm)}"], _fresh(tower.final_norm, counted))  # type: ignore[arg-type]
         lines.append("  │")
@@ -147,15 +163,77 @@ def _block_lines(layer: BlockConfig, block: nn.Module) -> list[str]:
     after = ["dropout"] if layer.dropout else []
     if placement in ("output", "sandwich") and layer.norm.kind != "none":
         after.insert(0, norm)
-    after.append("add" if layer.residual.kind == "plain" else layer.residual.kind)
+    read, write = _residual(layer.residual)
+    after.append(write)
     if placement == "post" and layer.norm.kind != "none":
         after.append(norm)
     lines = []
     for (name, what), sublayer in zip(parts, block.children(), strict=True):
-        title, params = f"├─ {pre}{name}", f"{count(sublayer.parameters()):,}"
-        gap = max(WIDTH - 4 - len(title) - len(params), 1)
-        lines += [f"{title}{' ' * gap}{params}", *(f"│    {line}" for line in what), f"│  {', '.join(after)}"]
+        lines.append(_with_number(f"├─ {pre}{name}", f"{count(sublayer.parameters()):,}"))
+        own = count(sublayer.site.parameters())  # type: ignore[union-attr]
+        if own:
+            lines.append(_with_number("│  of these, the residual's own", f"{own:,}"))
+        if read:
+            lines.append(f"│  reads {read}")
+        lines += [*(f"│    {line}" for line in what), f"│  {', '.join(after)}"]
     return lines
+
+
+def _with_number(line: str, number: str) -> str:
+    """A line with a number at its right edge."""
+    return line + " " * max(WIDTH - 4 - len(line) - len(number), 1) + number
+
+
+def _residual(part: ResidualConfig) -> tuple[str, str]:
+    """What a sublayer reads where it is not the stream itself, and what becomes of its result."""
+    match part:
+        case PlainResidualConfig():
+            return "", "add"
+        case NoResidualConfig():
+            return "", "replace the stream"
+        case ReZeroConfig():
+            return "", "times a learned number, add"
+        case LayerScaleConfig():
+            return "", "times a learned number per channel, add"
+        case DeepNormConfig():
+            return "", f"add to {part.alpha:.3g} x the stream"
+        case HyperConnectionsConfig():
+            how = "by token" if part.dynamic else "static"
+            return f"a mixture of {_streams(part)}, {how}", "add to each of them, mixed"
+        case MhcConfig():
+            n, steps = part.streams, part.iterations
+            return f"a mixture of {n} streams, by sigmoids", f"add to each, mixed doubly stochastic ({steps} steps)"
+        case AttentionResidualsConfig():
+            write = "one more to mix" if part.block_size is None else f"add to the sum of its {_block(part)}"
+            return f"a mixture of {_sources(part)}", write
+    return "", part.kind
+
+
+def _streams(part: HyperConnectionsConfig) -> str:
+    streams = f"{part.streams} stream{'s' if part.streams > 1 else ''}"
+    return streams if part.fractions == 1 else f"{streams} in {part.fractions} parts"
+
+
+def _sources(part: AttentionResidualsConfig) -> str:
+    results = "all results" if part.block_size is None else f"the sum of each {_block(part)}"
+    return f"embedding and {results}, by softmax"
+
+
+def _block(part: AttentionResidualsConfig) -> str:
+    return part.unit if part.block_size == 1 else f"{part.block_size} {part.unit}s"
+
+
+def _around(part: ResidualConfig) -> tuple[str, str]:
+    """What the embedding becomes before the first sublayer, and what the last one's state becomes."""
+    match part:
+        case HyperConnectionsConfig():
+            return f"as {_streams(part)}", "sum of the streams"
+        case MhcConfig():
+            exits = {"mean": "mean", "sum": "sum", "learned": "learned weighted sum"}
+            return f"as {part.streams} streams", f"{exits[part.exit]} of the streams"
+        case AttentionResidualsConfig():
+            return "", f"mixture of {_sources(part)}"
+    return "", ""
 
 
 def _attention(attention: AttentionConfig, position: PositionConfig | None) -> str:
@@ -166,12 +244,16 @@ def _attention(attention: AttentionConfig, position: PositionConfig | None) -> s
         )
         if attention.qk_norm != "none":
             text += f", qk-norm {attention.qk_norm}"
+        if attention.score != "scaled-dot":
+            text += f", {attention.score} scores"
         if attention.scale is not None:
             text += f", scale {attention.scale:g}"
         if attention.softcap is not None:
             text += f", softcap {attention.softcap:g}"
         if attention.window:
             text += f", window {attention.window}"
+        if attention.value_residual != "none":
+            text += f", values mixed with the first layer's ({attention.value_residual})"
     if position is not None and not position.absolute and position.kind != "none":
         text += f", {_position(position)}"
     return text

@@ -26,9 +26,10 @@ class Summary:
     positions; params_active those that one token passes through.
 
     flops_per_token_forward: multiplications and additions of one token's forward at the full context (`max_seq_len`
-    keys per query, or the window; the causal half is not taken off); of an encoder-decoder, one source and one target
-    token. kv_cache_bytes_per_token: keys and values of all decoder layers; cross_cache_bytes_per_source_token: those of
-    the source. train_state_bytes: weights, gradients and Adam's two moments in float32, without activations.
+    keys per query, or the window; the causal half is not taken off, and what residual streams mix is not counted); of
+    an encoder-decoder, one source and one target token. kv_cache_bytes_per_token: keys and values of all decoder
+    layers; cross_cache_bytes_per_source_token: those of the source. train_state_bytes: weights, gradients and Adam's
+    two moments in float32, without activations.
     """
 
     family: str

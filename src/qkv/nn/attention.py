@@ -16,12 +16,15 @@ from qkv.nn.cache import CrossCache, LayerCache
 from qkv.nn.kernels import SdpaKernel
 from qkv.nn.mask import Mask, Rule
 from qkv.nn.position import NO_PHASES, Phases
+from qkv.nn.score import AdditiveWeight, UnitLength
+from qkv.nn.value_residual import FirstValues, GiveValues, LearnedMixValues, MixValues
 
 
 class Attention(nn.Module):
     """softmax(q k^T / sqrt(D)) v in H heads ("Attention Is All You Need", 3.2); G < H is grouped-query attention
     (Ainslie et al. 2023, arXiv 2305.13245), G = 1 multi-query (Shazeer 2019, arXiv 1911.02150). `scale` stands for
-    1 / sqrt(D) where it is given (T5: 1), and `softcap` bounds the scores (Gemma 2).
+    1 / sqrt(D) where it is given (T5: 1), and `softcap` bounds the scores (Gemma 2). `score` may be another than
+    q k / sqrt(D): q k ("dot"), their cosine, or w tanh(q + k) ("additive").
 
     With `qk_norm`, queries and keys are normalised before positions turn them (Henry et al. 2020; Dehghani et al.
     2023): per head over D with one weight for all heads, or over the full projection.
@@ -33,7 +36,9 @@ class Attention(nn.Module):
         assert config.head_dim is not None
         assert config.num_kv_heads is not None
         self.num_heads, self.num_kv_heads, self.head_dim = config.num_heads, config.num_kv_heads, config.head_dim
-        self.scale = self.head_dim**-0.5 if config.scale is None else config.scale
+        self.scale = 1.0
+        if config.score == "scaled-dot":
+            self.scale = self.head_dim**-0.5 if config.scale is None else config.scale
         self.softcap = config.softcap
         self.dropout = config.dropout
         d_source = dims.d_source or dims.d_model
@@ -49,6 +54,15 @@ class Attention(nn.Module):
         if config.qk_norm != "none":
             self.query_norm = build(norm, dims.with_(d_model=self.head_dim if self.norm_per_head else width))
             self.key_norm = build(norm, dims.with_(d_model=self.head_dim if self.norm_per_head else kv_width))
+        self.query_unit: nn.Module | None = None
+        self.key_unit: nn.Module | None = None
+        if config.score == "cosine":
+            self.query_unit, self.key_unit = UnitLength(self.head_dim, self.num_heads), UnitLength(self.head_dim)
+        self.additive = AdditiveWeight(self.head_dim, self.num_heads) if config.score == "additive" else None
+        self.value_residual: nn.Module | None = None
+        if config.value_residual != "none":
+            mix = MixValues if config.value_residual == "fixed" else LearnedMixValues
+            self.value_residual = GiveValues() if dims.layer == 0 else mix()
         self.kernel: nn.Module = SdpaKernel()
 
     def forward(
@@ -60,14 +74,17 @@ class Attention(nn.Module):
         phases: Phases = NO_PHASES,
         cache: LayerCache | CrossCache | None = None,
         end: int = 0,
+        first_values: FirstValues | None = None,
     ) -> Tensor:
         """[B, T, M] -> [B, T, M]. `y_BSN` None: keys and values come from x too.
 
         mask: who may attend to whom; a bare rule speaks of slots 0 .. T-1 and 0 .. S-1. phases: what the tokens'
         positions do to queries, keys and scores (`Position.phases`). cache: a LayerCache takes up the new keys and
         values (`end`: one past the last slot written); a CrossCache is filled by the first call and then replaces y.
+        first_values: what the first layer's values are left in and later layers' are mixed with.
         """
-        q_BHTD = phases.rotate(self._heads(self.query(x_BTM), self.query_norm, self.num_heads))
+        q_BHTD = self._heads(self.query(x_BTM), self.query_norm, self.num_heads)
+        q_BHTD = phases.rotate(apply(self.query_unit, q_BHTD))
         if isinstance(cache, CrossCache):
             if cache.k_BGSD is None or cache.v_BGSD is None:
                 assert y_BSN is not None
@@ -75,17 +92,22 @@ class Attention(nn.Module):
             k_BGSD, v_BGSD = cache.k_BGSD, cache.v_BGSD
         else:
             k_BGSD, v_BGSD = self._keys_values(x_BTM if y_BSN is None else y_BSN, phases)
+        if self.value_residual is not None:
+            v_BGSD = self.value_residual(v_BGSD, first_values or FirstValues())
         if not isinstance(mask, Mask):
             mask = _call_mask(mask, x_BTM, k_BGSD.shape[2])
         if isinstance(cache, LayerCache):
             k_BGSD, v_BGSD = cache.append(k_BGSD, v_BGSD, mask.q_slots, end)
         dropout = self.dropout if self.training else 0.0
-        out_BHTD = self.kernel(q_BHTD, k_BGSD, v_BGSD, mask, self.scale, dropout, phases.bias, self.softcap)
+        additive_HD = None if self.additive is None else self.additive()
+        out_BHTD = self.kernel(
+            q_BHTD, k_BGSD, v_BGSD, mask, self.scale, dropout, phases.bias, self.softcap, additive_HD
+        )
         out: Tensor = self.output(out_BHTD.transpose(1, 2).flatten(2))
         return out
 
     def _keys_values(self, y_BSN: Tensor, phases: Phases) -> tuple[Tensor, Tensor]:
-        k_BGSD = self._heads(self.key(y_BSN), self.key_norm, self.num_kv_heads)
+        k_BGSD = apply(self.key_unit, self._heads(self.key(y_BSN), self.key_norm, self.num_kv_heads))
         return phases.rotate(k_BGSD), self._split(self.value(y_BSN), self.num_kv_heads).transpose(1, 2)
 
     def _heads(self, x_BTW: Tensor, norm: nn.Module | None, heads: int) -> Tensor:

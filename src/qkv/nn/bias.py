@@ -39,7 +39,10 @@ class Bias:
         return self.values(self.weight if weight is None else weight, *mask.slots(q, k))
 
     def tensor(self, mask: Mask) -> Tensor:
-        """The whole of it, [B, H, T, S]; built once for all masks of the same slots."""
+        """The whole of it, [B, H, T, S]; built once for all masks of the same slots, but by each compiled block for
+        itself, as `Mask.tensor` is."""
+        if torch.compiler.is_compiling():
+            return self.tile(mask, slice(None), slice(None))
         if self._tensor is None or self._places is None or not self._places.same_slots(mask):
             self._tensor, self._places = self.tile(mask, slice(None), slice(None)), mask
         return self._tensor

@@ -5,7 +5,7 @@ Shapes: B batch, T tokens, S source tokens, M model width, N source width.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
@@ -19,6 +19,7 @@ from qkv.nn.cache import Cache, CrossCache, LayerCache
 from qkv.nn.mask import Causal, Mask, Rule, Window
 from qkv.nn.position import NO_PHASES, Phases, Position, total_lengths
 from qkv.nn.residual import ResidualStream, Site
+from qkv.nn.value_residual import FirstValues
 
 
 @dataclass
@@ -33,6 +34,7 @@ class BlockInputs:
     cross_cache: CrossCache | None = None
     end: int = 0
     rows_per_source: int = 1
+    first_values: FirstValues = field(default_factory=FirstValues)
 
 
 class Sublayer(nn.Module):
@@ -108,7 +110,14 @@ class ParallelSublayer(Sublayer):
 
 def _attend(attention: nn.Module, x_BTM: Tensor, inputs: BlockInputs) -> Tensor:
     """Self-attention."""
-    out: Tensor = attention(x_BTM, mask=inputs.mask, phases=inputs.phases, cache=inputs.cache, end=inputs.end)
+    out: Tensor = attention(
+        x_BTM,
+        mask=inputs.mask,
+        phases=inputs.phases,
+        cache=inputs.cache,
+        end=inputs.end,
+        first_values=inputs.first_values,
+    )
     return out
 
 
@@ -261,7 +270,7 @@ class Stack(nn.Module):
         if memory_BSN is not None or (cache is not None and cache.has_source):
             queries = torch.arange(length * sharing, device=x_BTM.device)
             memory_mask = Mask(memory_rule, queries, _memory_length(memory_BSN, cache), aligned=False)
-        state = self.residual.enter(x_BTM)
+        state, first_values = self.residual.enter(x_BTM), FirstValues()
         for layer, block in enumerate(self.layers):
             window = self.window_of_layer[layer]
             if window not in masks:
@@ -275,6 +284,7 @@ class Stack(nn.Module):
                 cache.cross[layer] if cache is not None else None,
                 end,
                 sharing,
+                first_values,
             )
             state = block(state, inputs)
         hidden: Tensor = self.final_norm(self.residual.exit(state))

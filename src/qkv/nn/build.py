@@ -6,6 +6,7 @@ third-party configuration class names its module class itself.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import singledispatch
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from qkv.config.base import Part, import_object
+from qkv.config.errors import ConfigError
 from qkv.config.parts import NormConfig, RMSNormConfig
 
 
@@ -44,12 +46,30 @@ class Dims:
 
 
 @singledispatch
-def build(config: object, dims: Dims) -> Any:
-    """The module that `config` describes, for a place of size `dims`."""
-    if isinstance(config, Part) and config.module is not None:
-        module: nn.Module = import_object(config.module)(config, dims)
-        return module
+def _built_in(config: object, dims: Dims) -> Any:
     raise TypeError(f"no module is registered for {type(config).__name__}")
+
+
+class _Build:
+    def register(self, config: type, module: Callable[[Any, Dims], nn.Module]) -> None:
+        """Let `module(config, dims)` build what configurations of this class describe."""
+        _built_in.register(config, module)
+
+    def __call__(self, config: object, dims: Dims) -> Any:
+        """The module that `config` describes, for a place of size `dims`."""
+        if isinstance(config, Part) and config.module is not None:
+            try:
+                module = import_object(config.module)
+            except (ImportError, AttributeError) as error:
+                raise ConfigError(
+                    f"cannot import `{config.module}`, the module of {type(config).__name__}: {error}",
+                    hint='module: ClassVar[str] = "package.module:ModuleClass"',
+                ) from None
+            return module(config, dims)
+        return _built_in(config, dims)
+
+
+build = _Build()
 
 
 def dropout_of(probability: float) -> nn.Dropout | None:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from qkv.config.parts import GPT2InitConfig, InitConfig, NormalInitConfig, T5InitConfig, XavierInitConfig
+from qkv.config.residuals import DeepNormConfig
 from qkv.nn.attention import Attention
 from qkv.nn.block import Stack
 from qkv.nn.feed_forward import FeedForward
@@ -43,6 +44,7 @@ def initialise(network: nn.Module, config: InitConfig, generator: torch.Generato
             if isinstance(module, RMSNorm) and module.unit_offset:
                 module.weight.zero_()
         _draw(config, network, generator)
+        _scale_for_deepnorm(network)
         for module in network.modules():
             if isinstance(module, OwnStart):
                 module.start(generator)
@@ -77,6 +79,25 @@ def _writers(stack: nn.Module) -> list[Tensor]:
     """The matrices whose results are written to the residual stream."""
     attention = [module.output.weight for module in stack.modules() if isinstance(module, Attention)]
     return attention + [module.down.weight for module in stack.modules() if isinstance(module, FeedForward)]
+
+
+def _scale_for_deepnorm(network: nn.Module) -> None:
+    """Multiply by beta what DeepNorm starts smaller: of each stack, values, attention outputs and feed-forward
+    matrices (Wang et al. 2022, arXiv 2203.00555, figure 2)."""
+    for stack in network.modules():
+        if not isinstance(stack, Stack) or not isinstance(stack.config.residual, DeepNormConfig):
+            continue
+        beta = stack.config.residual.complete(stack.config.num_layers).beta
+        assert beta is not None
+        for module in stack.modules():
+            scaled: tuple[nn.Linear | None, ...] = ()
+            if isinstance(module, Attention):
+                scaled = (module.value, module.output)
+            elif isinstance(module, FeedForward):
+                scaled = (module.gate, module.up, module.down)
+            for part in scaled:
+                if part is not None:
+                    part.weight.mul_(beta)
 
 
 @_draw.register

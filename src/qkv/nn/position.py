@@ -1,5 +1,5 @@
 """Where a token stands: added to its embedding (sinusoidal, learned), turned into its queries and keys (rope), or added
-to their scores (relative).
+to their scores (relative, alibi).
 
 Shapes: B batch (or 1 where all rows agree), T tokens, S key slots, M model width, H heads, D head width, R rotary
 width. Positions are int64; phases are computed in float32 (float64 in a float64 model) however the model is cast,
@@ -16,7 +16,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from qkv.config.positions import LearnedConfig, NoPositionConfig, RelativeConfig, RopeConfig, SinusoidalConfig
+from qkv.config.positions import (
+    AlibiConfig,
+    LearnedConfig,
+    NoPositionConfig,
+    RelativeConfig,
+    RopeConfig,
+    SinusoidalConfig,
+)
 from qkv.nn.bias import Bias
 from qkv.nn.build import Dims, build
 from qkv.nn.embedding import Table
@@ -231,6 +238,39 @@ class RelativeBias(Bias):
         return F.embedding(buckets_BTS, weight).permute(0, 3, 1, 2).contiguous()
 
 
+class Alibi(Position):
+    """Attention with linear biases (Press et al. 2022, arXiv 2108.12409): a score loses the m of its head for each slot
+    that lies between query and key, to either side. Nothing is learned.
+
+    For H heads, a power of two, m is 2^(-8i/H), i = 1 .. H. For others: those of the next lower power P, then every
+    other one of 2P heads (the authors' code). Distances are those of slots, the same as of positions in one sequence.
+    """
+
+    def __init__(self, config: AlibiConfig, dims: Dims) -> None:
+        super().__init__()
+        self.num_heads = dims.num_heads
+
+    def slopes(self, device: torch.device, dtype: torch.dtype = torch.float32) -> Tensor:
+        """m of each head, [H]."""
+        power = 2 ** (self.num_heads.bit_length() - 1)
+        number = torch.arange(self.num_heads, device=device, dtype=dtype)
+        halves = torch.where(number < power, 2 * (number + 1), 2 * (number - power) + 1)
+        return torch.exp2(halves * (-4 / power))
+
+    def phases(self, positions_BT: Tensor, dtype: torch.dtype, total_BT: Tensor | None = None) -> Phases:
+        return BiasPhases(AlibiBias(self.slopes(positions_BT.device, _phase_dtype(dtype))))
+
+    def extra_repr(self) -> str:
+        return f"{self.num_heads} heads"
+
+
+class AlibiBias(Bias):
+    """The bias of one forward; weight is the slopes [H]."""
+
+    def values(self, weight: Tensor, q_BT1: Tensor, k_11S: Tensor) -> Tensor:
+        return -weight[:, None, None] * (k_11S - q_BT1).abs().unsqueeze(1)
+
+
 def exponents_of(width: int, device: torch.device, dtype: torch.dtype) -> Tensor:
     """2i/width for each pair i of channels, [width/2]."""
     return torch.arange(0, width, 2, device=device, dtype=dtype) / width
@@ -261,3 +301,4 @@ build.register(SinusoidalConfig, Sinusoidal)
 build.register(LearnedConfig, Learned)
 build.register(RopeConfig, Rope)
 build.register(RelativeConfig, Relative)
+build.register(AlibiConfig, Alibi)

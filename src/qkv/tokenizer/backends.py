@@ -37,7 +37,8 @@ class Source:
     """A tokenizer as its file describes it.
 
     roles: role -> special token. chat_template: Jinja, where there is one. text: the JSON that says all of `backend`,
-    where it was read from such (its numbers come back exact from there only).
+    where it was read from such (its numbers come back exact from there only). ids: the vocabulary, where the file gives
+    the pieces of `backend` other ids than it has; what is not in it is unknown.
     """
 
     backend: tokenizers.Tokenizer
@@ -45,6 +46,7 @@ class Source:
     roles: dict[str, str] = field(default_factory=dict)
     chat_template: str | None = None
     text: str | None = None
+    ids: Mapping[str, int] | None = None
 
 
 def damaged(what: str, where: object) -> DamagedError:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -105,16 +105,24 @@ def byte_bpe(backend: tokenizers.Tokenizer) -> ByteBPE | None:
 
 
 def explain_text(
-    backend: tokenizers.Tokenizer, kind: str, text: str, token_bytes: TokenBytes, twin: ByteBPE | None
+    backend: tokenizers.Tokenizer,
+    kind: str,
+    text: str,
+    token_bytes: TokenBytes,
+    twin: ByteBPE | None,
+    number: Callable[[str, int], int],
 ) -> Explanation:
-    """The pieces of `text` with their tokens, and the merges where `twin` makes the same tokens."""
+    """The pieces of `text` with their tokens, and the merges where `twin` makes the same tokens.
+
+    number: (a token, its id in `backend`) -> its id.
+    """
     normal = backend.normalizer.normalize_str(text) if backend.normalizer else text
     pieces = [(normal, (0, len(normal)))]
     if backend.pre_tokenizer:
         pieces = backend.pre_tokenizer.pre_tokenize_str(normal)
     explained = []
     for spelled, (start, end) in pieces:
-        ids = tuple(token.id for token in backend.model.tokenize(spelled))
+        ids = tuple(number(token.value, token.id) for token in backend.model.tokenize(spelled))
         parts = [token_bytes(token_id, True) for token_id in ids]
         whole = b"".join(parts)
         steps = tuple(twin.steps(whole)) if twin and twin.encode_piece(whole) == [*ids] else ()
@@ -192,8 +200,13 @@ _CHINESE_RANGES = (
 )
 
 
-def text_stats(backend: tokenizers.Tokenizer, chunks: Iterable[str], unk_id: int | None) -> TextStats:
-    """Statistics of a text that comes in chunks, special tokens left out."""
+def text_stats(
+    backend: tokenizers.Tokenizer,
+    chunks: Iterable[str],
+    unk_id: int | None,
+    ids_of: Callable[[tokenizers.Encoding], Sequence[int]],
+) -> TextStats:
+    """Statistics of a text that comes in chunks, special tokens left out. ids_of: the ids of what was encoded."""
     chinese = other = Share(0, 0, 0.0)
     unknown = 0
     for chunk in chunks:
@@ -209,5 +222,5 @@ def text_stats(backend: tokenizers.Tokenizer, chunks: Iterable[str], unk_id: int
         tokens = float(shares.sum())
         chinese += Share(int(is_chinese.sum()), int(widths[is_chinese].sum()), tokens)
         other += Share(int((~is_chinese).sum()), int(widths[~is_chinese].sum()), len(spans) - tokens)
-        unknown += sum(token_id == unk_id for token_id in encoding.ids)
+        unknown += sum(token_id == unk_id for token_id in ids_of(encoding))
     return TextStats(chinese, other, unknown)

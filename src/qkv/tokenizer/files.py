@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import json
 import os
+import re
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -24,6 +25,8 @@ from qkv.tokenizer import gguf, llama2c, sentencepiece, tiktoken
 from qkv.tokenizer.backends import (
     MAX_TOKENS,
     Source,
+    add_tokens,
+    byte_level,
     check_charsmap,
     check_vocabulary,
     damaged,
@@ -31,6 +34,7 @@ from qkv.tokenizer.backends import (
     unsupported,
     wordpiece,
 )
+from qkv.tokenizer.splits import Split
 
 TOKENIZER_FILE = "tokenizer.json"
 CONFIG_FILE = "tokenizer_config.json"
@@ -45,16 +49,21 @@ _IN_FOLDERS = (
     "tokenizer.model",
     "spiece.model",
     "sentencepiece.bpe.model",
+    "source.spm",
     "*.tiktoken",
     "vocab.txt",
+    "merges.txt",
     "tokenizer.bin",
 )
 _FORMAT_VERSION = 1
 _LARGEST_FILE = 1 << 28  # bytes; those in use have some ten million
 _SUPPORTED = (
     f"a folder with {TOKENIZER_FILE}, or such a file (ours or Hugging Face's); a .gguf, .tiktoken or SentencePiece "
-    ".model file, BERT's vocab.txt, llama2.c's tokenizer.bin"
+    ".model file, Marian's source.spm or GPT-2's merges.txt beside a vocab.json, BERT's vocab.txt, llama2.c's "
+    "tokenizer.bin"
 )
+_OWNERS = {"bart": "Bart", "gpt2": "GPT2", "mbart": "MBart", "roberta": "Roberta", "xlm-roberta": "XLMRoberta"}
+"""`model_type` of a config.json -> whose tokenizer comes with such a model."""
 _KINDS = {"BPE": "bpe", "Unigram": "unigram", "WordPiece": "wordpiece", "WordLevel": "word"}
 _USUAL_TOKENS = {
     "pad": ("<pad>", "[PAD]", "<|pad|>"),
@@ -65,6 +74,8 @@ _USUAL_TOKENS = {
     "cls": ("[CLS]",),
     "sep": ("[SEP]",),
 }
+_GPT2_ROLES = dict.fromkeys(("bos", "eos", "unk"), "<|endoftext|>")
+_ROBERTA_ROLES = sentencepiece.FAIRSEQ_ROLES
 
 
 def read(path: str | os.PathLike[str], encoding: str | None = None) -> Source:
@@ -145,7 +156,17 @@ def _read_json(file: Path) -> Source:
             where=str(file.with_name(CONFIG_FILE)),
         )
     kind = ours.get("kind") if isinstance(ours, dict) else None
-    return _as_configured(Source(backend, kind if isinstance(kind, str) else _kind(tree), text=text), file)
+    source = _as_configured(Source(backend, kind if isinstance(kind, str) else _kind(tree), text=text), file)
+    return source if not isinstance(ours, dict) or "ids" not in ours else _with_ids(source, ours["ids"], file)
+
+
+def _with_ids(source: Source, ids: Any, file: Path) -> Source:
+    """The tokenizer with the ids that our own addition gives its pieces."""
+    beside = file.with_name(CONFIG_FILE)
+    ids = _checked_ids(ids, beside)
+    if missing := {*source.roles.values()} - ids.keys() or {"unk"} - source.roles.keys():
+        raise damaged(f"it gives no id for {min(missing)}", beside)
+    return replace(source, ids=ids)
 
 
 def _check_template(part: Any, file: Path) -> None:
@@ -192,15 +213,13 @@ def _kind(tree: Mapping[str, Any]) -> str:
 
 def _read_sentencepiece(file: Path) -> Source:
     """A `.model`; its folder says whose it is, and with that what stands around a text (on its own: <s> before)."""
+    if file.name == "sentencepiece.bpe.model":
+        return _read_fairseq(file)
     source = sentencepiece.read(file)
     config = _config(file)
     owner = _class(config)
-    if file.name == "sentencepiece.bpe.model" or owner not in ("", "Llama", "CodeLlama", "Gemma", "T5"):
-        raise unsupported(
-            f"the {file.name} of a {owner or 'fairseq'} tokenizer (whose ids are others than the file's)",
-            file,
-            f"{TOKENIZER_FILE}, which `transformers` makes of it",
-        )
+    if owner not in ("", "Llama", "CodeLlama", "Gemma", "T5"):
+        raise _only_transformers(file, owner)
     if owner == "T5":
         count = config.get("extra_ids", 100)
         if not isinstance(count, int) or not 0 <= count <= 1000:
@@ -209,6 +228,90 @@ def _read_sentencepiece(file: Path) -> Source:
         source.backend.add_tokens(extra)
     usual = {"eos": True} if owner == "T5" else {"bos": True}
     return _as_configured(source, file, usual)
+
+
+def _read_fairseq(file: Path) -> Source:
+    """The `.model` of XLM-R (around a text: <s> and </s>) or mBART (after it: </s> and the language, src_lang)."""
+    owner = _owner(file) or "XLMRoberta"
+    if owner not in ("XLMRoberta", "MBart"):
+        raise _only_transformers(file, owner)
+    if owner == "XLMRoberta":
+        source = sentencepiece.read_fairseq(file)
+        put_around(source.backend, ["<s>"], ["</s>"])
+        return _as_configured(source, file)
+    source = sentencepiece.read_fairseq(file, sentencepiece.MBART_LANGUAGES)
+    language = _config(file).get("src_lang") or "en_XX"
+    if language not in sentencepiece.MBART_LANGUAGES:
+        raise unsupported(
+            f"the language {language!r:.80}", file.with_name(CONFIG_FILE), ", ".join(sentencepiece.MBART_LANGUAGES)
+        )
+    put_around(source.backend, [], ["</s>", language])
+    return _as_configured(source, file)
+
+
+def _read_marian(file: Path) -> Source:
+    """One side's `.spm` of a Marian folder: its pieces have the ids that vocab.json gives them (target_vocab.json, if
+    the translations have their own), what is in none is unknown; after a text stands </s>.
+
+    The punctuation of a text stays as it is; `transformers` first has it normalised, where sacremoses is installed.
+    """
+    own = file.with_name("target_vocab.json")
+    ids = _read_ids(own if file.name == "target.spm" and own.is_file() else file.with_name("vocab.json"))
+    source = sentencepiece.read(file)
+    roles = {role: token for role, token in (("pad", "<pad>"), ("eos", "</s>"), ("unk", "<unk>")) if token in ids}
+    if not {"eos", "unk"} <= roles.keys():
+        raise damaged("its vocabulary has no </s>, or no <unk>", file.with_name("vocab.json"))
+    source.backend.add_special_tokens([AddedToken(token, normalized=False) for token in roles.values()])
+    languages = [token for token in ids if re.fullmatch(">>.+<<", token)]
+    source.backend.add_tokens([AddedToken(token, normalized=False) for token in languages])
+    put_around(source.backend, [], ["</s>"])
+    return replace(source, roles=roles, ids=ids)
+
+
+def _read_ids(file: Path) -> dict[str, int]:
+    """A vocab.json: token -> id."""
+    if not file.is_file():
+        raise damaged(f"it needs a {file.name} beside it", file.parent)
+    return _checked_ids(_json(_text(file), file), file)
+
+
+def _checked_ids(ids: Any, file: Path) -> dict[str, int]:
+    """Raises QkvError unless every token of a vocabulary has an id of its own."""
+    if not isinstance(ids, dict) or not all(
+        type(number) is int and 0 <= number < MAX_TOKENS for number in ids.values()
+    ):
+        raise damaged("it does not give each token an id", file)
+    if len(set(ids.values())) < len(ids):
+        raise damaged("it gives an id to two tokens", file)
+    check_vocabulary(list(ids), file)
+    return ids
+
+
+def _read_merges(file: Path) -> Source:
+    """The merges.txt and vocab.json of GPT-2, and of RoBERTa and BART.
+
+    The latter put <s> and </s> around a text, and their mask takes the space before it, as they were trained.
+    """
+    vocab = _read_ids(file.with_name("vocab.json"))
+    owner = _owner(file) or ("Roberta" if "<s>" in vocab else "GPT2")
+    if owner not in ("GPT2", "Roberta", "Bart"):
+        raise _only_transformers(file, owner)
+    lines = _text(file).removesuffix("\n").split("\n")
+    merges = [line.removesuffix("\r").split(" ") for line in lines[lines[0].startswith("#version") :]]
+    if wrong := [merge for merge in merges if len(merge) != 2]:
+        raise damaged(f"{' '.join(wrong[0])!r:.80} is no pair of tokens", file)
+    split = Split(prefix_space=_config(file).get("add_prefix_space") is True)
+    backend = byte_level(vocab, [(left, right) for left, right in merges], split, file)
+    usual = _GPT2_ROLES if owner == "GPT2" else _ROBERTA_ROLES
+    roles = {role: token for role, token in usual.items() if token in vocab}
+    add_tokens(backend, {token: vocab[token] for role, token in roles.items() if role != "mask"}, file, special=True)
+    if "mask" in roles:
+        backend.add_tokens([AddedToken(roles["mask"], special=True, normalized=False, lstrip=True)])
+    if owner != "GPT2":
+        if not {"cls", "sep"} <= roles.keys():
+            raise damaged("its vocabulary has no <s>, or no </s>", file.with_name("vocab.json"))
+        put_around(backend, [roles["cls"]], [roles["sep"]])
+    return _as_configured(Source(backend, "bpe", roles), file)
 
 
 def _read_vocab_txt(file: Path) -> Source:
@@ -244,11 +347,29 @@ def _class(config: Mapping[str, Any]) -> str:
     return str(config.get("tokenizer_class") or "").removesuffix("Fast").removesuffix("Tokenizer")
 
 
+def _owner(file: Path) -> str:
+    """As `_class`, where config.json beside the file may say it too: its model's type, if that is not known here."""
+    beside = file.with_name("config.json")
+    kind = _json(_text(beside), beside).get("model_type") if beside.is_file() else None
+    return _class(_config(file)) or (_OWNERS.get(kind, kind) if isinstance(kind, str) else "")
+
+
+def _only_transformers(file: Path, owner: str) -> QkvError:
+    return unsupported(
+        f"the {file.name} of a {owner} tokenizer", file, f"{TOKENIZER_FILE}, which `transformers` makes of it"
+    )
+
+
+def _read_txt(file: Path) -> Source:
+    return _read_merges(file) if file.name == "merges.txt" else _read_vocab_txt(file)
+
+
 _READERS: dict[str, Callable[[Path], Source]] = {
     ".json": _read_json,
     ".gguf": gguf.read,
     ".model": _read_sentencepiece,
-    ".txt": _read_vocab_txt,
+    ".spm": _read_marian,
+    ".txt": _read_txt,
     ".bin": llama2c.read,
 }
 
@@ -367,7 +488,12 @@ def _json(text: str, file: Path) -> dict[str, Any]:
 
 
 def write(
-    folder: str | os.PathLike[str], text: str, kind: str, roles: Mapping[str, str], chat_template: str | None
+    folder: str | os.PathLike[str],
+    text: str,
+    kind: str,
+    roles: Mapping[str, str],
+    chat_template: str | None,
+    ids: Mapping[str, int] | None,
 ) -> None:
     """Write our folder, `text` as its tokenizer.json. Each file appears whole or not at all, tokenizer.json last.
 
@@ -378,7 +504,7 @@ def write(
     config |= {f"{role}_token": roles[role] for role in ROLES if role in roles}
     if chat_template is not None:
         config["chat_template"] = chat_template
-    config["qkv"] = {"format_version": _FORMAT_VERSION, "kind": kind}
+    config["qkv"] = {"format_version": _FORMAT_VERSION, "kind": kind, **({} if ids is None else {"ids": dict(ids)})}
     try:
         folder.mkdir(parents=True, exist_ok=True)
         _write_whole(folder / CONFIG_FILE, json.dumps(config, ensure_ascii=False, indent=2) + "\n")

@@ -5,8 +5,11 @@ The messages and field numbers are those of sentencepiece_model.proto.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from tokenizers import AddedToken
 
 from qkv.tokenizer.backends import (
     Normalization,
@@ -27,6 +30,23 @@ _TRAINER_ROLE_IDS = {"unk": 40, "bos": 41, "eos": 42, "pad": 43}
 _DEFAULT_ROLE_IDS = {"unk": 0, "bos": 1, "eos": 2, "pad": -1}
 _NORMALIZER_MAP, _NORMALIZER_PREFIX, _NORMALIZER_COLLAPSE, _NORMALIZER_ESCAPE = 2, 3, 4, 5
 _KINDS = {1: "unigram", 2: "bpe", 3: "word", 4: "char"}
+
+FAIRSEQ_ROLES = {
+    "bos": "<s>",
+    "cls": "<s>",
+    "eos": "</s>",
+    "sep": "</s>",
+    "pad": "<pad>",
+    "unk": "<unk>",
+    "mask": "<mask>",
+}
+"""The special tokens of RoBERTa and all that came after it in fairseq."""
+MBART_LANGUAGES = [
+    "ar_AR", "cs_CZ", "de_DE", "en_XX", "es_XX", "et_EE", "fi_FI", "fr_XX", "gu_IN", "hi_IN", "it_IT", "ja_XX",
+    "kk_KZ", "ko_KR", "lt_LT", "lv_LV", "my_MM", "ne_NP", "nl_XX", "ro_RO", "ru_RU", "si_LK", "tr_TR", "vi_VN",
+    "zh_CN",
+]  # fmt: skip
+"""The languages of mBART (Liu et al. 2020, arXiv 2001.08210) in the order of their ids."""
 
 
 @dataclass
@@ -50,6 +70,26 @@ def read(path: Path) -> Source:
     ids = {piece.text: place for place, piece in enumerate(model.pieces) if piece.type in control}
     add_tokens(backend, ids, path, special=True)
     return Source(backend, model.kind, model.roles)
+
+
+def read_fairseq(path: Path, languages: Sequence[str] = ()) -> Source:
+    """The tokenizer in a `.model` file with the ids of fairseq. It puts nothing around a text.
+
+    These are <s>, <pad>, </s>, <unk>, the file's pieces after its first three, `languages`, <mask>. Raises QkvError as
+    `read` does.
+    """
+    model = parse(path.read_bytes(), path)
+    if [piece.text for piece in model.pieces[:3]] != ["<unk>", "<s>", "</s>"]:
+        raise damaged("it does not begin with <unk>, <s> and </s>, as those of fairseq do", path)
+    unknown, begin, end, *others = model.pieces
+    pad, *last = (Piece(text, 0.0, PieceType.CONTROL) for text in ("<pad>", *languages, "<mask>"))
+    pieces = [begin, pad, end, unknown, *others, *last]
+    backend = sentencepiece(pieces, model.kind, model.normalization, path)
+    ids = {piece.text: place for place, piece in enumerate(pieces)}
+    special = [piece.text for piece in (begin, pad, end, unknown, *last[:-1])]
+    add_tokens(backend, {token: ids[token] for token in special}, path, special=True)
+    backend.add_tokens([AddedToken("<mask>", special=True, normalized=False, lstrip=True)])
+    return Source(backend, model.kind, dict(FAIRSEQ_ROLES))
 
 
 def parse(data: bytes, where: object) -> Model:

@@ -40,12 +40,14 @@ class Split:
 
     pattern: each match is a piece; None is GPT-2's own. digits: every digit is a piece, whatever the pattern says.
     form: the Unicode normalisation before. whole_pieces: a piece that is a token is taken as it is, without merging.
+    prefix_space: GPT-2's cut begins with a space, whether the text does or not.
     """
 
     pattern: str | None = None
     digits: bool = False
     form: Literal["NFC"] | None = None
     whole_pieces: bool = False
+    prefix_space: bool = False
 
     @property
     def normalizer(self) -> normalizers.Normalizer | None:
@@ -58,7 +60,7 @@ class Split:
         if self.pattern is not None:
             cut = pre_tokenizers.Split(Regex(self.pattern), "isolated")
             return pre_tokenizers.Sequence([cut, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
-        plain = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        plain = pre_tokenizers.ByteLevel(add_prefix_space=self.prefix_space)
         if not self.digits:
             return plain
         return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), plain])

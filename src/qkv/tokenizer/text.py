@@ -105,10 +105,15 @@ def existing_file(path: Path) -> Path:
         raise QkvError("a folder stands where a file is expected", where=str(path))
     if not path.exists():
         beside = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
-        guess = nearest(path.name, beside)
+        guess = nearest_file(path.name, beside)
         hint = str(path.with_name(guess)) if guess else "a path relative to the folder you are in"
         raise NotFoundError("there is no such file", where=str(path), hint=hint)
     return path
+
+
+def nearest_file(name: str, known: Iterable[str]) -> str | None:
+    """The known file that `name` most likely meant, or None; a suffix in common is not enough."""
+    return nearest(name, [each for each in known if nearest(Path(name).stem, [Path(each).stem])])
 
 
 def open_file(path: Path, *, decompress: bool = True) -> BufferedIOBase:

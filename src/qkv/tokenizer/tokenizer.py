@@ -41,9 +41,13 @@ class Tokenizer:
         kind: str,
         roles: Mapping[str, str],
         chat_template: str | None = None,
+        ids: Mapping[str, int] | None = None,
     ) -> None:
-        """`text`: a tokenizer in the JSON of the `tokenizers` library; truncation, padding and dropout are dropped."""
-        self._set(Source(tokenizers.Tokenizer.from_str(text), kind, dict(roles), chat_template, text))
+        """`text`: a tokenizer in the JSON of the `tokenizers` library; truncation, padding and dropout are dropped.
+
+        ids: the vocabulary, where its pieces have other ids than that tokenizer gives them.
+        """
+        self._set(Source(tokenizers.Tokenizer.from_str(text), kind, dict(roles), chat_template, text, ids))
 
     def _set(self, source: Source) -> None:
         """Become the tokenizer that was read."""
@@ -57,13 +61,15 @@ class Tokenizer:
         self.roles = dict(roles)
         template = source.chat_template
         self.chat_template = None if template is None else ChatTemplate(template, self.roles)
-        vocab = self._backend.get_vocab(with_added_tokens=True)
+        self._ids = source.ids
+        vocab = self._backend.get_vocab(with_added_tokens=True) if self._ids is None else self._ids
         self._tokens = {token_id: token for token, token_id in vocab.items()}
-        added = self._backend.get_added_tokens_decoder()
+        added = self._backend.get_added_tokens_decoder().values()
         parts = backends.parts(self._backend)
-        self._bytes = TokenBytes(self._tokens, frozenset(added), parts["decoder"])
-        special = {token_id for token_id, token in added.items() if token.special}
-        self.special_ids = frozenset(special.union(vocab[token] for token in self.roles.values()))
+        plain = frozenset(vocab[token.content] for token in added if token.content in vocab)
+        self._bytes = TokenBytes(self._tokens, plain, parts["decoder"])
+        self._reserved = {token.content for token in added if token.special}.union(self.roles.values())
+        self.special_ids = frozenset(vocab[token] for token in self._reserved if token in vocab)
         # an unknown word is part of the text: leaving it out of decoded text would hide that something is missing
         unknown = set(self.roles.values()) - {token for role, token in self.roles.items() if role != "unk"}
         self._skipped = self.special_ids - {vocab[token] for token in unknown}
@@ -109,7 +115,8 @@ class Tokenizer:
         """The tokenizer in a folder or file. Never touches the network.
 
         A `tokenizer.json` (ours or Hugging Face's), GGUF, a SentencePiece .model, a tiktoken file, BERT's vocab.txt,
-        llama2.c's tokenizer.bin; with what stands beside it in its folder. encoding: the name of a tiktoken file's
+        GPT-2's merges.txt, llama2.c's tokenizer.bin; with what stands beside it in its folder. Of a Marian folder it is
+        that of the sources; its target.spm is that of the translations. encoding: the name of a tiktoken file's
         encoding, where it is not a known file. Raises NotFoundError, UsageError for an encoding that is not known or
         not told, and QkvError that tells "not supported" from "damaged".
         """
@@ -122,8 +129,11 @@ class Tokenizer:
         return made
 
     def save(self, folder: str | os.PathLike[str]) -> None:
-        """Write `tokenizer.json` and `tokenizer_config.json`, each whole or not at all. `transformers` reads them."""
-        files.write(folder, self._text, self.kind, self.roles, self._template_text)
+        """Write `tokenizer.json` and `tokenizer_config.json`, each whole or not at all.
+
+        `transformers` reads them; but of a Marian tokenizer it does not know the ids.
+        """
+        files.write(folder, self._text, self.kind, self.roles, self._template_text, self._ids)
 
     @cached_property
     def _text(self) -> str:
@@ -138,7 +148,7 @@ class Tokenizer:
         return None if self.chat_template is None else self.chat_template.source
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _rebuild, (self._text, self.kind, self.roles, self._template_text)
+        return _rebuild, (self._text, self.kind, self.roles, self._template_text, self._ids)
 
     def __repr__(self) -> str:
         return f"Tokenizer(kind={self.kind!r}, vocab_size={self.vocab_size})"
@@ -161,7 +171,8 @@ class Tokenizer:
     def fingerprint(self) -> str:
         """SHA-256 of the saved form, in hexadecimal."""
         template = [] if self._template_text is None else [self._template_text]
-        form = json.dumps([self._text, self.kind, sorted(self.roles.items()), *template])
+        ids = [] if self._ids is None else [sorted(self._ids.items())]
+        form = json.dumps([self._text, self.kind, sorted(self.roles.items()), *template, *ids])
         return hashlib.sha256(form.encode()).hexdigest()
 
     @property
@@ -201,7 +212,7 @@ class Tokenizer:
 
     def _role_id(self, role: str) -> int | None:
         token = self.roles.get(role)
-        return None if token is None else self._backend.token_to_id(token)
+        return None if token is None else self.token_to_id(token)
 
     def id_to_token(self, token_id: SupportsIndex) -> str:
         """The token as the file spells it. Raises UsageError outside the vocabulary."""
@@ -210,7 +221,7 @@ class Tokenizer:
     def token_to_id(self, token: str) -> int | None:
         """The id of a token as the file spells it, or None."""
         check_text(token)
-        return self._backend.token_to_id(token)
+        return self._backend.token_to_id(token) if self._ids is None else self._ids.get(token)
 
     def token_bytes(self, token_id: SupportsIndex) -> bytes:
         """The bytes a token adds to a text that it does not begin. Raises UsageError outside the vocabulary."""
@@ -245,7 +256,9 @@ class Tokenizer:
         if self._cuttable and len(text) > _LONG_TEXT:
             parts = chunks(parts, _LONG_TEXT, cut_runs=self.kind in ("char", "byte") and not parse_special)
         try:
-            ids = [token_id for part in parts for token_id in backend.encode(part, add_special_tokens=False).ids]
+            ids = [
+                token_id for part in parts for token_id in self._ids_of(backend.encode(part, add_special_tokens=False))
+            ]
         except TypeError:
             check_text(text)
             raise
@@ -266,15 +279,25 @@ class Tokenizer:
             ]
         backend = self._backend if parse_special else self._plain
         try:
-            encodings = backend.encode_batch_fast(list(texts), add_special_tokens=False)
+            # the fast one leaves out how tokens are spelled
+            encode = backend.encode_batch_fast if self._ids is None else backend.encode_batch
+            encodings = encode(list(texts), add_special_tokens=False)
         except TypeError:
             for text in texts:
                 check_text(text)
             raise
         return [
-            self._finished(text, encoding.ids, backend, add_special, strict)
+            self._finished(text, self._ids_of(encoding), backend, add_special, strict)
             for text, encoding in zip(texts, encodings, strict=True)
         ]
+
+    def _ids_of(self, encoding: tokenizers.Encoding) -> list[int]:
+        ids: list[int] = encoding.ids
+        return ids if self._ids is None else list(map(self._number, encoding.tokens, ids))
+
+    def _number(self, token: str, token_id: int) -> int:
+        """The id of a token that has `token_id` in the backend."""
+        return token_id if self._ids is None else self._ids.get(token, self._ids[self.roles["unk"]])
 
     def _finished(
         self, text: str, ids: list[int], backend: tokenizers.Tokenizer, add_special: bool, strict: bool
@@ -292,7 +315,7 @@ class Tokenizer:
         if self.unk_id is None or self.unk_id not in ids:
             return
         encoding = backend.encode(text, add_special_tokens=False)
-        start, end = encoding.offsets[encoding.ids.index(self.unk_id)]
+        start, end = encoding.offsets[self._ids_of(encoding).index(self.unk_id)]
         unknown = text[start:end]
         code = f" (U+{ord(unknown):04X})" if len(unknown) == 1 else ""
         raise UsageError(f"{unknown!r}{code} is not in the vocabulary of {self!r}", where=f"character {start}")
@@ -301,7 +324,7 @@ class Tokenizer:
     def around(self) -> tuple[list[int], list[int]]:
         """What stands before and after a whole text: <bos> or not, as the tokenizer's file says."""
         for text in ("a", *self._tokens.values()):  # whichever gives an id
-            bare, full = (self._plain.encode(text, add_special_tokens=add).ids for add in (False, True))
+            bare, full = (self._ids_of(self._plain.encode(text, add_special_tokens=add)) for add in (False, True))
             if bare:
                 start = next(n for n in range(len(full)) if full[n : n + len(bare)] == bare)
                 return full[:start], full[start + len(bare) :]
@@ -316,14 +339,14 @@ class Tokenizer:
         for parts in (template["single"], template["pair"]):
             while "SpecialToken" in parts[-1]:
                 parts.pop()
-        return _rebuild(json.dumps(tree, ensure_ascii=False), self.kind, self.roles, self._template_text)
+        return _rebuild(json.dumps(tree, ensure_ascii=False), self.kind, self.roles, self._template_text, self._ids)
 
     def _guard(self, backend: tokenizers.Tokenizer) -> None:
         """Keep ordinary text from being a special token that the model itself knows as a word."""
         merges = isinstance(backend.model, models.BPE)
         if merges and not backend.model.ignore_merges:
             return  # merges make no such word
-        special = pieces.guard((self._tokens[token_id] for token_id in sorted(self.special_ids)), whole=merges)
+        special = pieces.guard(sorted(self._reserved), whole=merges)
         first = [] if backend.pre_tokenizer is None else [backend.pre_tokenizer]
         backend.pre_tokenizer = pre_tokenizers.Sequence([*first, special])
 
@@ -348,7 +371,7 @@ class Tokenizer:
             messages, self._special_tokens, add_generation_prompt=add_generation_prompt, **variables
         )
         check_text(marked)
-        ids: list[int] = self._without(mark).encode(marked, add_special_tokens=False).ids
+        ids = self._ids_of(self._without(mark).encode(marked, add_special_tokens=False))
         before, _ = self.around
         return ids if ids[: len(before)] == before else before + ids
 
@@ -361,7 +384,9 @@ class Tokenizer:
         backend = backends.twin(self._backend)
         added = backend.get_added_tokens_decoder()
         # looked for before the normalizer, which takes the marks away
-        backend.add_tokens([backends.raw(added[each]) for each in sorted(self.special_ids) if each in added])
+        backend.add_tokens(
+            [backends.raw(added[each]) for each in sorted(added) if added[each].content in self._reserved]
+        )
         kept = [] if backend.normalizer is None else [backend.normalizer]
         backend.normalizer = normalizers.Sequence([normalizers.Replace(mark, ""), *kept])
         self._guard(backend)
@@ -413,7 +438,7 @@ class Tokenizer:
     def explain(self, text: str) -> Explanation:
         """The pieces of `text`, their tokens and, for byte-level BPE, each merge in the order it happens."""
         check_text(text)
-        return explain_text(self._plain, self.kind, text, self._bytes, self._twin)
+        return explain_text(self._plain, self.kind, text, self._bytes, self._twin, self._number)
 
     @cached_property
     def _twin(self) -> ByteBPE | None:
@@ -421,8 +446,10 @@ class Tokenizer:
 
     def stats(self, source: TextSource | Iterable[TextSource], *, bad_bytes: BadBytes = "error") -> TextStats:
         """How many tokens texts (`str`) and files (`Path`) take, for Chinese and for other characters."""
-        return text_stats(self._plain, Corpus(source, bad_bytes), self.unk_id)
+        return text_stats(self._plain, Corpus(source, bad_bytes), self.unk_id, self._ids_of)
 
 
-def _rebuild(text: str, kind: str, roles: Mapping[str, str], chat_template: str | None) -> Tokenizer:
-    return Tokenizer(text, kind=kind, roles=roles, chat_template=chat_template)
+def _rebuild(
+    text: str, kind: str, roles: Mapping[str, str], chat_template: str | None, ids: Mapping[str, int] | None
+) -> Tokenizer:
+    return Tokenizer(text, kind=kind, roles=roles, chat_template=chat_template, ids=ids)

@@ -12,7 +12,7 @@ import torch
 
 from qkv.config.errors import UsageError
 from qkv.config.run import TrainConfig
-from qkv.nn.block import Block
+from qkv.nn.block import Stack
 from qkv.nn.device import choose_device, choose_dtype, multiplies_bf16
 from qkv.nn.transformer import Transformer
 
@@ -83,13 +83,20 @@ def _sizes_apart() -> AbstractContextManager[object]:
 
 
 def compile_blocks(network: Transformer, *, one_shape: bool = True) -> None:
-    """Compile the block once for all layers, and the head with its loss.
+    """Compile the block once for all layers, and the head with its loss. Where the residual stream grows, no block is
+    like another: the functions of its sublayers are compiled, once each for all layers.
 
     one_shape: all batches have the same shape, and code for it alone is fastest; otherwise for every shape at once, but
     for batches of one row, which are another graph. Forward passes run in `Compute.forward_passes`.
     """
     dynamic = None if one_shape else True
     for module in network.modules():
-        if isinstance(module, Block):
-            module.compile(dynamic=dynamic)
+        if not isinstance(module, Stack):
+            continue
+        for block in module.blocks:
+            if not module.residual.grows:
+                block.compile(dynamic=dynamic)
+                continue
+            for sublayer in block.children():
+                sublayer.call = torch.compile(sublayer.call, dynamic=dynamic)  # type: ignore[assignment, arg-type]
     network.loss = torch.compile(network.loss, dynamic=dynamic)  # type: ignore[method-assign]

@@ -16,6 +16,7 @@ from qkv.checkpoint.mapping import Fixed, Rule
 from qkv.checkpoint.published import Published
 from qkv.config.errors import QkvError, nearest
 from qkv.config.model import ModelConfig
+from qkv.tokenizer.tokenizer import Tokenizer
 
 MODULES = {
     "albert": "albert",
@@ -53,7 +54,8 @@ class Family:
     it stands for). fixed: published tensors that are computed here. copies: published names that repeat another's
     numbers, as {copy: original}; either may be absent, and only the original is written. ignored: patterns of published
     names that hold nothing to load. generation: what config.json and generation_config.json mean for our `generation`
-    section, where that is more than the usual keys say. kind: the family of ours that its models are of.
+    section, where that is more than the usual keys say. write_generation: (what a decoder starts from, the tokenizer)
+    to such further keys of generation_config.json. kind: the family of ours that its models are of.
     """
 
     model_types: tuple[str, ...]
@@ -67,6 +69,7 @@ class Family:
     copies: Callable[[ModelConfig], Mapping[str, str]] = lambda config: {}
     ignored: tuple[str, ...] = ()
     generation: Callable[[Published, Published], dict[str, Any]] = lambda config, generation: {}
+    write_generation: Callable[[Sequence[int], Tokenizer | None], dict[str, Any]] = lambda start_ids, tokenizer: {}
     kind: Literal["decoder", "encoder", "encoder-decoder"] = "decoder"
 
 

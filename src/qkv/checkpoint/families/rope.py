@@ -30,10 +30,15 @@ def read_rope(published: Published, theta: float = 10000.0, *, partial: bool = F
     length: int = published.whole("max_position_embeddings")
     match position["scaling"]:
         case {"kind": "linear" | "dynamic", "factor": factor}:
-            length = round(length * factor)
+            length = _scaled(length, factor)
         case {"kind": "yarn", "factor": factor, "original_max_seq_len": original}:
-            length = max(length, round(original * factor))
+            length = max(length, _scaled(original, factor))
     return {"position": position, "max_seq_len": length}
+
+
+def _scaled(length: int, factor: float) -> int:
+    """So many times the length; at most one that the configuration refuses, for a factor may be absurd."""
+    return round(max(-1.0, min(length * factor, 2.0**63)))
 
 
 def read_parameters(parameters: Published, published: Published) -> dict[str, Any]:

@@ -3,6 +3,7 @@ no bias on the keys. Sinusoidal positions in the encoder, learned ones in the de
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -13,6 +14,9 @@ from qkv.checkpoint.mapping import Fixed, Rule
 from qkv.checkpoint.published import Published, expect
 from qkv.config.model import ModelConfig
 from qkv.config.parts import LogMelInputConfig
+from qkv.tokenizer.tokenizer import Tokenizer
+
+_LANGUAGE = re.compile(r"<\|[a-z]{2,3}\|>")
 
 
 def read(published: Published, head: str) -> dict[str, Any]:
@@ -80,6 +84,20 @@ def generation(config: Published, generation: Published) -> dict[str, Any]:
     return {"start_ids": [*prompt, silent]}
 
 
+def write_generation(start_ids: Sequence[int], tokenizer: Tokenizer | None) -> dict[str, Any]:
+    """The id for no timestamps; where a language and a task stand before it, those that there are."""
+    silent = None if tokenizer is None else tokenizer.token_to_id("<|notimestamps|>")
+    if tokenizer is None or silent is None:
+        return {}
+    told: dict[str, Any] = {"no_timestamps_token_id": silent}
+    special = {tokenizer.id_to_token(token_id): token_id for token_id in sorted(tokenizer.special_ids)}
+    tasks = {task: special[f"<|{task}|>"] for task in ("transcribe", "translate") if f"<|{task}|>" in special}
+    if len(start_ids) > 2 and "<|en|>" in special and "transcribe" in tasks:
+        languages = {token: token_id for token, token_id in special.items() if _LANGUAGE.fullmatch(token)}
+        told |= {"is_multilingual": True, "lang_to_id": languages, "task_to_id": tasks}
+    return told
+
+
 FAMILY = Family(
     kind="encoder-decoder",
     model_types=("whisper",),
@@ -90,4 +108,5 @@ FAMILY = Family(
     rules=rules,
     fixed=fixed,
     generation=generation,
+    write_generation=write_generation,
 )

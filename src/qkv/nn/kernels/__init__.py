@@ -1,4 +1,5 @@
-"""Interchangeable ways to compute one function: softmax(cap(q k^T * scale) + bias, where allowed) v.
+"""Interchangeable ways to compute one function: softmax(cap(q k^T * scale) + bias, where allowed) v; the product of a
+query and a key may be replaced by another score.
 
 A configuration never changes its meaning with the kernel. `math` is the reference; a kernel that cannot do something
 hands it to `math` and says so once.

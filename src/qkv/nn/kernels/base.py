@@ -35,11 +35,12 @@ class Kernel(nn.Module):
         dropout: float = 0.0,
         bias: Bias | None = None,
         softcap: float | None = None,
+        additive_HD: Tensor | None = None,
     ) -> Tensor:
         """The attended values, [B, H, T, E].
 
         dropout: the probability of dropping an attention weight. bias: added to the scores. softcap: c makes the scaled
-        scores s c tanh(s / c), before any bias.
+        scores s c tanh(s / c), before any bias. additive_HD: w, with which a score is w tanh(q + k) and not q k.
         """
         raise TypeError(f"{type(self).__name__} computes nothing")
 

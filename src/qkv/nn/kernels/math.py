@@ -12,7 +12,8 @@ from qkv.nn.mask import Mask
 
 
 class MathKernel(Kernel):
-    """Explicit attention ("Attention Is All You Need", eq. 1). Memory grows with T x S; does everything."""
+    """Explicit attention ("Attention Is All You Need", eq. 1). Memory grows with T x S, of additive scores with
+    T x S x D; does everything."""
 
     def forward(
         self,
@@ -24,8 +25,9 @@ class MathKernel(Kernel):
         dropout: float = 0.0,
         bias: Bias | None = None,
         softcap: float | None = None,
+        additive_HD: Tensor | None = None,
     ) -> Tensor:
-        return self.attend(q_BHTD, k_BGSD, v_BGSE, mask, scale, dropout, bias, softcap)[0]
+        return self.attend(q_BHTD, k_BGSD, v_BGSE, mask, scale, dropout, bias, softcap, additive_HD)[0]
 
     def attend(
         self,
@@ -37,11 +39,16 @@ class MathKernel(Kernel):
         dropout: float = 0.0,
         bias: Bias | None = None,
         softcap: float | None = None,
+        additive_HD: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """The attended values [B, H, T, E] and the weights [B, H, T, S] (before dropout) that made them."""
         k_BGSD, v_BGSE = mask.without_padding(k_BGSD, v_BGSE)
         q_BGRTD = grouped(q_BHTD, k_BGSD.shape[1])
-        scores_BHTS = (q_BGRTD @ k_BGSD.unsqueeze(2).transpose(-1, -2)).flatten(1, 2) * scale
+        if additive_HD is None:
+            scores_BGRTS = q_BGRTD @ k_BGSD.unsqueeze(2).transpose(-1, -2)
+        else:
+            scores_BGRTS = additive(q_BGRTD, k_BGSD.unsqueeze(2), grouped(additive_HD[None], k_BGSD.shape[1]))
+        scores_BHTS = scores_BGRTS.flatten(1, 2) * scale
         if softcap is not None:
             scores_BHTS = capped(scores_BHTS, softcap)
         if bias is not None:
@@ -50,6 +57,13 @@ class MathKernel(Kernel):
         dropped_BHTS = F.dropout(weights_BHTS, dropout) if dropout else weights_BHTS
         out_BGRTE = grouped(dropped_BHTS, v_BGSE.shape[1]) @ v_BGSE.unsqueeze(2)
         return out_BGRTE.flatten(1, 2), weights_BHTS
+
+
+def additive(q_BGRTD: Tensor, k_BG1SD: Tensor, w_1GRD: Tensor) -> Tensor:
+    """w tanh(q + k) of every query and key, [B, G, R, T, S], for R = H/G query heads per key/value head and a w of each
+    (Bahdanau et al. 2015, arXiv 1409.0473, appendix A.1.2)."""
+    hidden_BGRTSD = torch.tanh(q_BGRTD.unsqueeze(-2) + k_BG1SD.unsqueeze(-3))
+    return (hidden_BGRTSD @ w_1GRD[..., None, :, None]).squeeze(-1)
 
 
 def capped(x: Tensor, cap: float) -> Tensor:

@@ -16,8 +16,8 @@ class SdpaKernel(Kernel):
 
     Its causal flag is used only for as many queries as keys (it aligns the mask top-left), and never together with a
     mask (what that means depends on the backend). Weight dropout makes it compute explicitly on a CPU. A bias goes in
-    as a float mask. A soft cap, and the gradient of a learned bias, it cannot do. When one token is read, the query
-    heads of a group become queries of one head, so that its keys and values are read once.
+    as a float mask. A soft cap, additive scores and the gradient of a learned bias it cannot do. When one token is
+    read, the query heads of a group become queries of one head, so that its keys and values are read once.
     """
 
     def forward(
@@ -30,11 +30,17 @@ class SdpaKernel(Kernel):
         dropout: float = 0.0,
         bias: Bias | None = None,
         softcap: float | None = None,
+        additive_HD: Tensor | None = None,
     ) -> Tensor:
-        learning = bias is not None and bias.learning
-        if softcap is not None or learning:
-            say_fallback("sdpa", "a soft cap on scores" if softcap is not None else "the gradient of a learned bias")
-            return MathKernel().attend(q_BHTD, k_BGSD, v_BGSE, mask, scale, dropout, bias, softcap)[0]
+        if softcap is not None:
+            lacking = "a soft cap on scores"
+        elif additive_HD is not None:
+            lacking = "additive scores"
+        else:
+            lacking = "the gradient of a learned bias" if bias is not None and bias.learning else ""
+        if lacking:
+            say_fallback("sdpa", lacking)
+            return MathKernel().attend(q_BHTD, k_BGSD, v_BGSE, mask, scale, dropout, bias, softcap, additive_HD)[0]
         if q_BHTD.shape[2] == 1 and bias is None:
             heads_BHT = q_BHTD.shape[:3]
             q_BHTD = q_BHTD.reshape(*k_BGSD.shape[:2], -1, q_BHTD.shape[3])

@@ -28,7 +28,7 @@ from qkv.nn.mask import Causal, Mask
 
 class TiledKernel(Kernel):
     """The online-softmax algorithm in plain PyTorch, forward and backward; `tile` is the side of a tile in slots. It
-    drops no weights and caps no scores."""
+    drops no weights, caps no scores and knows no additive ones."""
 
     def __init__(self, tile: int = 256) -> None:
         super().__init__()
@@ -46,10 +46,17 @@ class TiledKernel(Kernel):
         dropout: float = 0.0,
         bias: Bias | None = None,
         softcap: float | None = None,
+        additive_HD: Tensor | None = None,
     ) -> Tensor:
-        if dropout or softcap is not None:
-            say_fallback("tiled", "dropout on attention weights" if dropout else "a soft cap on scores")
-            return MathKernel().attend(q_BHTD, k_BGSD, v_BGSE, mask, scale, dropout, bias, softcap)[0]
+        if dropout:
+            lacking = "dropout on attention weights"
+        elif softcap is not None:
+            lacking = "a soft cap on scores"
+        else:
+            lacking = "additive scores" if additive_HD is not None else ""
+        if lacking:
+            say_fallback("tiled", lacking)
+            return MathKernel().attend(q_BHTD, k_BGSD, v_BGSE, mask, scale, dropout, bias, softcap, additive_HD)[0]
         k_BGSD, v_BGSE = mask.without_padding(k_BGSD, v_BGSE)
         # [B, G, R, T, D] against [B, G, 1, S, D]: query heads of a group share its keys and values
         q_BGRTD = grouped(q_BHTD, k_BGSD.shape[1])

@@ -1,0 +1,71 @@
+"""The diagram names what every residual kind, score and position does, and counts every parameter once."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+
+from qkv.config.model import ModelConfig
+from qkv.inspect.diagram import WIDTH, draw
+from qkv.inspect.summary import summarise
+
+KINDS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
+    "plain": ({"residual": {"kind": "plain"}}, ("add",)),
+    "none": ({"residual": {"kind": "none"}}, ("replace the stream",)),
+    "rezero": ({"residual": {"kind": "rezero"}}, ("times a learned number, add", "the residual's own 1 ")),
+    "layerscale": ({"residual": {"kind": "layerscale"}}, ("times a learned number per channel, add", "own 16 ")),
+    "deepnorm": (
+        {"residual": {"kind": "deepnorm"}, "norm": {"kind": "layernorm", "placement": "post"}},
+        ("x the stream, LayerNorm",),
+    ),
+    "hyper-connections": (
+        {"residual": {"kind": "hyper-connections", "streams": 2, "dynamic": False}},
+        ("as 2 streams", "reads a mixture of 2 streams, static", "add to each of them, mixed", "sum of the streams"),
+    ),
+    "fractions": ({"residual": {"kind": "hyper-connections", "streams": 1, "fractions": 4}}, ("1 stream in 4 parts",)),
+    "mhc": (
+        {"residual": {"kind": "mhc", "streams": 3, "exit": "learned"}},
+        (
+            "as 3 streams",
+            "mixture of 3 streams, by sigmoids",
+            "doubly stochastic",
+            "learned weighted sum of the streams",
+        ),
+    ),
+    "attention-residuals": (
+        {"residual": {"kind": "attention-residuals"}},
+        ("reads a mixture of embedding and all results", "one more to mix"),
+    ),
+    "block": (
+        {"residual": {"kind": "attention-residuals", "block_size": 1}},
+        ("embedding and the sum of each layer, by softmax", "add to the sum of its layer"),
+    ),
+    "sublayer-block": (
+        {"residual": {"kind": "attention-residuals", "block_size": 3, "unit": "sublayer"}},
+        ("embedding and the sum of each 3 sublayers", "add to the sum of its 3 sublayers"),
+    ),
+    "dot": ({"attention": {"num_heads": 2, "score": "dot"}}, ("dot scores",)),
+    "cosine": ({"attention": {"num_heads": 2, "score": "cosine"}}, ("cosine scores",)),
+    "additive": ({"attention": {"num_heads": 2, "score": "additive"}}, ("additive scores",)),
+    "alibi": ({"position": {"kind": "alibi"}}, ("alibi positions, in the scores",)),
+    "relative": ({"position": {"kind": "relative"}}, ("relative positions, in the scores",)),
+    "sinusoidal": ({"position": {"kind": "sinusoidal"}}, ("+ sinusoidal positions",)),
+}
+
+
+@pytest.mark.parametrize("family", ["decoder", "encoder-decoder"])
+@pytest.mark.parametrize(("changes", "lines"), KINDS.values(), ids=KINDS)
+def test_a_kind_is_named_and_every_parameter_is_in_a_box(
+    changes: dict[str, Any], lines: tuple[str, ...], family: str
+) -> None:
+    tree = {"family": family, "vocab_size": 40, "d_model": 16, "num_layers": 2, "attention": {"num_heads": 2}}
+    config = ModelConfig.model_validate(tree | changes)
+    drawn = draw(config)
+    words = [word for word in drawn.split() if word not in ("│", "├─")]
+    for line in lines:
+        assert line in " ".join(words), drawn
+    boxes = [int(before.replace(",", "")) for before, word in itertools.pairwise(words) if word.startswith("parameter")]
+    assert sum(boxes) == summarise(config).params
+    assert max(len(row) for row in drawn.split("\n")) <= 2 * WIDTH + 8

@@ -276,14 +276,20 @@ def test_all_blocks_are_one_graph() -> None:
     assert counter.frame_count == 1
 
 
+@pytest.mark.parametrize(
+    ("embedding", "dtype"), [({}, torch.float32), ({"width": 8}, torch.bfloat16)], ids=["table", "factorised"]
+)
+@DYNAMIC
 @torch.no_grad()
-def test_the_streams_stay_float32_where_matrices_are_multiplied_in_bfloat16() -> None:
-    net, dtypes = network({"streams": 2, "fractions": 2}), []
+def test_the_streams_keep_the_precision_of_the_embedding_where_matrices_are_multiplied_in_bfloat16(
+    embedding: dict[str, Any], dtype: torch.dtype, dynamic: bool
+) -> None:
+    net, dtypes = network({"streams": 2, "fractions": 2, "dynamic": dynamic}, embedding=embedding), []
     for block in net.decoder.blocks:
         block.register_forward_hook(lambda _module, _inputs, state: dtypes.append(state.dtype))
     with torch.autocast("cpu", dtype=torch.bfloat16):
         logits = net(**inputs_of())
-    assert dtypes == [torch.float32] * 2
+    assert dtypes == [dtype] * 2
     assert (logits - net(**inputs_of())).abs().max() < 0.05 * logits.abs().max()
 
 

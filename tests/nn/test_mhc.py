@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -311,6 +312,21 @@ def test_a_checkpointed_block_has_the_same_gradients() -> None:
         gradients.append([parameter.grad for parameter in block.parameters()])
     for ours, expected in zip(*gradients, strict=True):
         assert torch.equal(ours, expected)
+
+
+@FAMILIES
+def test_a_compiled_step_is_one_graph_with_the_gradients_of_the_eager_one(family: str) -> None:
+    net = network(family, num_layers=1, residual={"iterations": 2})
+    redraw(net)
+    twin = copy.deepcopy(net)
+    torch._dynamo.reset()
+    fast = torch.compile(twin, backend="aot_eager", fullgraph=True)
+    inputs, labels = inputs_of(family), inputs_of(family, seed=5)["ids"]
+    for run in (net, fast):
+        run(**inputs, labels=labels).loss_sum.backward()
+    for (name, parameter), other in zip(net.named_parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(other.grad, parameter.grad, rtol=1e-4, atol=1e-5, msg=name)
+    torch._dynamo.reset()
 
 
 # --- precision --------------------------------------------------------------------------------------------------------

@@ -138,7 +138,7 @@ def test_the_constants_of_two_stacks_are_the_papers() -> None:
     assert encoder is not None
     assert decoder is not None
     assert encoder.residual.alpha == pytest.approx(0.81 * (5**4 * 3) ** (1 / 16))
-    # the paper's 0.87; its authors' torchscale 0.3 multiplies by the reciprocal, 1.15
+    # of the paper; torchscale 0.3 has 1.15 here
     assert encoder.residual.beta == pytest.approx(0.87 * (5**4 * 3) ** (-1 / 16))
     assert decoder.residual.alpha == pytest.approx(9**0.25)
     assert decoder.residual.beta == pytest.approx(36**-0.25)

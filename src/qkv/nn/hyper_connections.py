@@ -23,7 +23,7 @@ class Connections(NamedTuple):
     """The weights of one site, for each token. Rows are the parts as they were.
 
     read_BTNm: what the sublayer's m input parts are made of. keep_BTNN: what the parts are made of afterwards.
-    write_BTN: how much of the sublayer's output each part takes up, a part that is fraction f of the output's f.
+    write_BTN: how much of the sublayer's output each part takes up.
     """
 
     read_BTNm: Tensor
@@ -56,7 +56,7 @@ class HyperConnections(ResidualStream):
 
 class HyperConnectionWeights(nn.Module):
     """`alpha` [N, m + N] and `beta` [N], learned; `dynamic`: plus s tanh(LayerNorm(H) W), which each token's parts add
-    to their own rows, s one number for alpha and one for beta (arXiv 2409.19606, eqs. 10-13)."""
+    to their own rows, s one number for alpha and one for beta (arXiv 2409.19606)."""
 
     undecayed = ("alpha", "beta")
 
@@ -76,6 +76,7 @@ class HyperConnectionWeights(nn.Module):
             self.start(None)
 
     def start(self, generator: torch.Generator | None) -> None:
+        """alpha = [e | I] with e the columns of stream k mod n, beta = 1, W = 0, s = 0.01."""
         m = self.fractions
         self.alpha.zero_()
         self.alpha[self.first_stream * m : (self.first_stream + 1) * m, :m].fill_diagonal_(1.0)
@@ -86,14 +87,16 @@ class HyperConnectionWeights(nn.Module):
             self.scale.fill_(0.01)
 
     def forward(self, state_BTND: Tensor) -> Connections:
+        """[B, T, N, D] -> the weights of each token, in the state's precision."""
         m = self.fractions
         alpha, beta = self.alpha.expand(*state_BTND.shape[:2], -1, -1), self.beta.expand(*state_BTND.shape[:2], -1)
         if self.norm is not None:
-            moves = torch.tanh(self.norm(state_BTND) @ self.weight.T)
+            moves = torch.tanh(self.norm(state_BTND.to(self.weight.dtype)) @ self.weight.T)
             alpha = alpha + self.scale[0] * moves[..., :-1]
             beta = beta + self.scale[1] * moves[..., -1]
         # slices of rows would be multiplied token by token on a CPU, at several times the cost
-        return Connections(alpha[..., :m].contiguous(), alpha[..., m:].contiguous(), beta)
+        read_BTNm, keep_BTNN = alpha[..., :m].contiguous(), alpha[..., m:].contiguous()
+        return Connections(*(weight.to(state_BTND.dtype) for weight in (read_BTNm, keep_BTNN, beta)))
 
 
 class HyperConnectionRead(nn.Module):
@@ -111,13 +114,14 @@ class HyperConnectionRead(nn.Module):
 
 
 class HyperConnectionWrite(nn.Module):
-    """A_r^T H + beta y."""
+    """A_r^T H + beta y, each fraction of y to the parts that are that fraction of their stream."""
 
     def __init__(self, config: HyperConnectionsConfig) -> None:
         super().__init__()
         self.sizes = config.streams, config.fractions
 
     def forward(self, state_BTND: Tensor, y_BTM: Tensor, connections: Connections) -> Tensor:
+        """[B, T, N, D] and [B, T, M] -> [B, T, N, D]."""
         with torch.autocast(state_BTND.device.type, enabled=False):
             rows, tokens, _, width = state_BTND.shape
             kept_BTnmD = (connections.keep_BTNN.mT @ state_BTND).view(rows, tokens, *self.sizes, width)

@@ -36,7 +36,7 @@ class _Projection(nn.Module):
     undecayed = ("scale", "bias")
     float32 = ("phi", "scale", "bias")
 
-    def __init__(self, config: MhcConfig, dims: Dims, groups: tuple[int, ...]) -> None:
+    def __init__(self, config: MhcConfig, dims: Dims, groups: list[int]) -> None:
         super().__init__()
         self.config = config
         self.groups = groups
@@ -59,7 +59,9 @@ class _Projection(nn.Module):
         x_BTE = x_BTE.to(torch.promote_types(x_BTE.dtype, torch.float32))
         seen, mean_square = _Project.apply(x_BTE, self.phi)  # type: ignore[no-untyped-call]
         seen = seen * (mean_square + EPS).rsqrt()  # the norm acts on few numbers instead of on many
-        parts = zip(self.scale.unbind(), seen.split(self.groups, -1), self.bias.split(self.groups), strict=True)
+        parts = zip(
+            self.scale.unbind(), torch.split(seen, self.groups, -1), torch.split(self.bias, self.groups), strict=True
+        )
         return [a * part + b for a, part, b in parts]
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
@@ -84,7 +86,7 @@ class _Project(torch.autograd.Function):
         ctx.save_for_backward(*inputs)
 
     @staticmethod
-    def backward(ctx: Any, d_seen: Tensor, d_mean_BT1: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+    def backward(ctx: Any, d_seen: Tensor, d_mean_BT1: Tensor) -> tuple[Tensor, Tensor]:
         x_BTE, phi = ctx.saved_tensors
         d_x_BTE = (d_seen @ phi).addcmul_(x_BTE, d_mean_BT1, value=2 / x_BTE.shape[-1])
         return d_x_BTE, d_seen.flatten(0, 1).t() @ x_BTE.flatten(0, 1)
@@ -94,21 +96,61 @@ class Mixing(_Projection):
     """A site's H_pre [B, T, N], H_post [B, T, N] and H_res [B, T, N, N] (to, from) for a state."""
 
     def __init__(self, config: MhcConfig, dims: Dims) -> None:
-        super().__init__(config, dims, (config.streams, config.streams, config.streams**2))
+        super().__init__(config, dims, [config.streams, config.streams, config.streams**2])
 
     def forward(self, state_BTNM: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         pre_BTN, post_BTN, res = self.project(state_BTNM)
-        res_BTNN = sinkhorn(res.unflatten(-1, state_BTNM.shape[2:3] * 2), self.config.iterations)
+        streams = self.config.streams
+        res_BTNN = sinkhorn(res.reshape(*res.shape[:2], streams, streams), self.config.iterations)
         return torch.sigmoid(pre_BTN), 2 * torch.sigmoid(post_BTN), res_BTNN
 
 
+@torch.library.custom_op("qkv::sinkhorn", mutates_args=())
 def sinkhorn(logits_BTNN: Tensor, iterations: int) -> Tensor:
     """exp(logits) with its columns, then its rows divided by their sums, `iterations` times: rows sum to 1, columns the
-    closer the more iterations and the smaller the logits (Sinkhorn and Knopp 1967). Logarithms hold any logits."""
-    log_NNBT = logits_BTNN.permute(2, 3, 0, 1).contiguous()  # a sum over four neighbouring numbers is a slow one
-    for _ in range(iterations):
-        log_NNBT = log_NNBT.log_softmax(0).log_softmax(1)
-    return log_NNBT.exp().permute(2, 3, 0, 1).contiguous()
+    closer the more iterations and the smaller the logits (Sinkhorn and Knopp 1967). Logarithms hold any logits.
+
+    An operator of its own, because torch.compile makes slow code of so many small sums.
+    """
+    return _normalisations(logits_BTNN, iterations)[-1].exp().permute(2, 3, 0, 1).contiguous()
+
+
+@torch.library.custom_op("qkv::sinkhorn_backward", mutates_args=())
+def _sinkhorn_backward(d_BTNN: Tensor, logits_BTNN: Tensor, iterations: int) -> Tensor:
+    """The logarithms are computed again: kept, they would be 2 * iterations times as large as H_res."""
+    steps = _normalisations(logits_BTNN, iterations)
+    d_NNBT = d_BTNN.permute(2, 3, 0, 1) * steps[-1].exp()
+    for step, log_NNBT in reversed(list(enumerate(steps))):
+        d_NNBT = torch.ops.aten._log_softmax_backward_data(d_NNBT, log_NNBT, step % 2, log_NNBT.dtype)
+    return d_NNBT.permute(2, 3, 0, 1).contiguous()
+
+
+def _normalisations(logits_BTNN: Tensor, iterations: int) -> list[Tensor]:
+    """The logarithms [N, N, B, T] after each step. Tokens are last: sums over a few neighbouring numbers are slow."""
+    log_NNBT = logits_BTNN.permute(2, 3, 0, 1).contiguous()
+    steps = []
+    for step in range(2 * iterations):
+        log_NNBT = log_NNBT.log_softmax(step % 2)
+        steps.append(log_NNBT)
+    return steps
+
+
+def _keep_logits(ctx: Any, inputs: tuple[Tensor, int], output: Tensor) -> None:
+    logits_BTNN, ctx.iterations = inputs
+    ctx.save_for_backward(logits_BTNN)
+
+
+def _backward(ctx: Any, d_BTNN: Tensor) -> tuple[Tensor, None]:
+    return _sinkhorn_backward(d_BTNN, *ctx.saved_tensors, ctx.iterations), None
+
+
+sinkhorn.register_fake(
+    lambda logits_BTNN, iterations: torch.empty_like(logits_BTNN, memory_format=torch.contiguous_format)
+)
+_sinkhorn_backward.register_fake(
+    lambda d_BTNN, logits_BTNN, iterations: torch.empty_like(d_BTNN, memory_format=torch.contiguous_format)
+)
+sinkhorn.register_autograd(_backward, setup_context=_keep_logits)
 
 
 class MhcRead(nn.Module):
@@ -130,7 +172,8 @@ class MhcWrite(nn.Module):
     def forward(self, state_BTNM: Tensor, y_BTM: Tensor, context: tuple[Tensor, Tensor]) -> Tensor:
         post_BTN, res_BTNN = context
         with torch.autocast(state_BTNM.device.type, enabled=False):
-            out: Tensor = _Write.apply(state_BTNM, y_BTM.to(state_BTNM.dtype), post_BTN, res_BTNN)  # type: ignore[no-untyped-call]
+            y_BTM = y_BTM.to(state_BTNM.dtype)
+            out: Tensor = _Write.apply(state_BTNM, y_BTM, post_BTN, res_BTNN)  # type: ignore[no-untyped-call]
             return out
 
 
@@ -146,7 +189,7 @@ class _Write(torch.autograd.Function):
         ctx.save_for_backward(*inputs)
 
     @staticmethod
-    def backward(ctx: Any, d_BTNM: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # type: ignore[override]
+    def backward(ctx: Any, d_BTNM: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         state_BTNM, y_BTM, post_BTN, res_BTNN = ctx.saved_tensors
         d_post_BTN = _weighted(y_BTM, d_BTNM.mT)
         return res_BTNN.mT @ d_BTNM, _weighted(post_BTN, d_BTNM), d_post_BTN, d_BTNM @ state_BTNM.mT
@@ -161,7 +204,7 @@ class ExitWeights(_Projection):
     """sigmoid + 1e-6: how much of each stream [B, T, N] a learned exit takes (DeepSeek-V4's head)."""
 
     def __init__(self, config: MhcConfig, dims: Dims) -> None:
-        super().__init__(config, dims, (config.streams,))
+        super().__init__(config, dims, [config.streams])
 
     def forward(self, state_BTNM: Tensor) -> Tensor:
         return torch.sigmoid(self.project(state_BTNM)[0]) + EXIT_EPS

@@ -73,6 +73,7 @@ class AddScaled(nn.Module):
         self.scale = nn.Parameter(torch.full(shape, first))
 
     def start(self, generator: torch.Generator | None) -> None:
+        """As built; nothing is drawn."""
         self.scale.fill_(self.first)
 
     def forward(self, state: Tensor, y: Tensor, context: None) -> Tensor:

@@ -8,8 +8,8 @@ import pytest
 from pydantic import ValidationError
 
 from qkv.config import Config, ConfigError
+from qkv.config.attention import StandardAttentionConfig
 from qkv.config.model import ModelConfig
-from qkv.config.parts import StandardAttentionConfig
 from qkv.config.positions import RopeConfig, YarnScalingConfig
 
 ORIGINAL = {"original_max_seq_len": 64}

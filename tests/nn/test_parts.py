@@ -20,9 +20,11 @@ from transformers.models.olmo2.modeling_olmo2 import Olmo2RMSNorm
 from transformers.models.t5.modeling_t5 import T5LayerNorm
 from transformers.models.whisper.modeling_whisper import sinusoids
 
+from qkv.config.attention import StandardAttentionConfig
 from qkv.config.errors import ConfigError, UsageError
+from qkv.config.feed_forward import DenseFeedForwardConfig
 from qkv.config.model import ModelConfig
-from qkv.config.parts import DenseFeedForwardConfig, LayerNormConfig, NormConfig, RMSNormConfig, StandardAttentionConfig
+from qkv.config.parts import LayerNormConfig, NormConfig, RMSNormConfig
 from qkv.config.positions import RopeConfig, SinusoidalConfig
 from qkv.config.residuals import PlainResidualConfig
 from qkv.nn import (

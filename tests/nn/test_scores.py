@@ -10,8 +10,8 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor, nn
 
+from qkv.config.attention import StandardAttentionConfig
 from qkv.config.model import ModelConfig
-from qkv.config.parts import StandardAttentionConfig
 from qkv.inspect.attention import attention_weights
 from qkv.nn import Attention, Dims, Transformer, build
 from qkv.nn.kernels import Kernel, KernelName, MathKernel, base, use_kernel

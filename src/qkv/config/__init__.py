@@ -8,7 +8,20 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-_MODULES = ("run", "model", "objectives", "data", "parts", "positions", "residuals", "base", "load", "errors")
+_MODULES = (
+    "run",
+    "model",
+    "objectives",
+    "data",
+    "parts",
+    "attention",
+    "feed_forward",
+    "positions",
+    "residuals",
+    "base",
+    "load",
+    "errors",
+)
 
 
 def __getattr__(name: str) -> Any:

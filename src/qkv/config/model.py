@@ -13,14 +13,13 @@ from typing import Any, Literal, TypeGuard
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
+from qkv.config.attention import Attention, StandardAttentionConfig
 from qkv.config.base import Node, contradiction
+from qkv.config.feed_forward import DenseFeedForwardConfig, FeedForward
 from qkv.config.merge import merge
 from qkv.config.numbers import Length, Probability, VocabSize, Width
 from qkv.config.parts import (
-    Attention,
-    DenseFeedForwardConfig,
     EmbeddingConfig,
-    FeedForward,
     Head,
     HeadConfig,
     Init,
@@ -32,7 +31,6 @@ from qkv.config.parts import (
     NormalInitConfig,
     PatchInputConfig,
     RMSNormConfig,
-    StandardAttentionConfig,
     TokenInputConfig,
 )
 from qkv.config.positions import Position, RopeConfig, SinusoidalConfig

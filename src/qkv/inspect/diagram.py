@@ -7,15 +7,10 @@ from textwrap import wrap
 
 from torch import nn
 
+from qkv.config.attention import AttentionConfig, StandardAttentionConfig
+from qkv.config.feed_forward import DenseFeedForwardConfig
 from qkv.config.model import BlockConfig, ModelConfig, StackConfig
-from qkv.config.parts import (
-    AttentionConfig,
-    DenseFeedForwardConfig,
-    LogMelInputConfig,
-    NormConfig,
-    PatchInputConfig,
-    StandardAttentionConfig,
-)
+from qkv.config.parts import LogMelInputConfig, NormConfig, PatchInputConfig
 from qkv.config.positions import PositionConfig, RopeConfig
 from qkv.config.residuals import (
     AttentionResidualsConfig,

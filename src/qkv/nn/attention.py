@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from qkv.config.parts import NoNormConfig, RMSNormConfig, StandardAttentionConfig
+from qkv.config.attention import StandardAttentionConfig
+from qkv.config.parts import NoNormConfig, RMSNormConfig
 from qkv.nn.build import Dims, apply, build
 from qkv.nn.cache import CrossCache, LayerCache
 from qkv.nn.kernels import SdpaKernel

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from qkv.config.parts import DenseFeedForwardConfig
+from qkv.config.feed_forward import DenseFeedForwardConfig
 from qkv.nn.build import Dims, apply, build, dropout_of
 
 

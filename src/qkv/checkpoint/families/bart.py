@@ -10,8 +10,9 @@ from qkv.checkpoint.families import Family
 from qkv.checkpoint.families.gpt2 import ACTIVATIONS
 from qkv.checkpoint.mapping import Reshaped, Rule, Twice
 from qkv.checkpoint.published import Published, called, expect
+from qkv.config.attention import StandardAttentionConfig
+from qkv.config.feed_forward import DenseFeedForwardConfig
 from qkv.config.model import ModelConfig, StackConfig
-from qkv.config.parts import DenseFeedForwardConfig, StandardAttentionConfig
 
 SIDES = ("encoder", "decoder")
 

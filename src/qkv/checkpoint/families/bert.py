@@ -13,14 +13,10 @@ from qkv.checkpoint.families import Family
 from qkv.checkpoint.families.gpt2 import ACTIVATIONS
 from qkv.checkpoint.mapping import Rule, Twice
 from qkv.checkpoint.published import Published, called, expect
+from qkv.config.attention import StandardAttentionConfig
+from qkv.config.feed_forward import DenseFeedForwardConfig
 from qkv.config.model import ModelConfig
-from qkv.config.parts import (
-    ClassifierHeadConfig,
-    DenseFeedForwardConfig,
-    HeadConfig,
-    LayerNormConfig,
-    StandardAttentionConfig,
-)
+from qkv.config.parts import ClassifierHeadConfig, HeadConfig, LayerNormConfig
 
 # --- config.json ------------------------------------------------------------------------------------------------------
 

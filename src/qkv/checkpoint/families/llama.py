@@ -11,10 +11,12 @@ from qkv.checkpoint.families import Family
 from qkv.checkpoint.families.rope import read_rope, write_rope
 from qkv.checkpoint.mapping import Rule
 from qkv.checkpoint.published import Published, called, expect
+from qkv.config.attention import StandardAttentionConfig
 from qkv.config.errors import QkvError
+from qkv.config.feed_forward import DenseFeedForwardConfig
 from qkv.config.merge import merge
 from qkv.config.model import MAX_LAYERS, ModelConfig
-from qkv.config.parts import DenseFeedForwardConfig, RMSNormConfig, StandardAttentionConfig
+from qkv.config.parts import RMSNormConfig
 
 COMMON_RULES = (
     Rule("decoder_embedding.input", "model.embed_tokens"),

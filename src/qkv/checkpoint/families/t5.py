@@ -10,8 +10,10 @@ from typing import Any
 from qkv.checkpoint.families import Family, bart
 from qkv.checkpoint.mapping import Rule
 from qkv.checkpoint.published import Published, called, expect
+from qkv.config.attention import StandardAttentionConfig
+from qkv.config.feed_forward import DenseFeedForwardConfig
 from qkv.config.model import ModelConfig, StackConfig
-from qkv.config.parts import DenseFeedForwardConfig, LanguageModelHeadConfig, RMSNormConfig, StandardAttentionConfig
+from qkv.config.parts import LanguageModelHeadConfig, RMSNormConfig
 from qkv.config.positions import RelativeConfig
 
 ACTIVATIONS = {"relu": "relu", "gated-gelu": "geglu_tanh", "gated-silu": "swiglu", "gelu_new": "gelu_tanh"}

@@ -10,8 +10,10 @@ from qkv.checkpoint.families import Family, bert
 from qkv.checkpoint.families.gpt2 import ACTIVATIONS
 from qkv.checkpoint.mapping import Reshaped, Rule
 from qkv.checkpoint.published import Published, called, expect
+from qkv.config.attention import StandardAttentionConfig
+from qkv.config.feed_forward import DenseFeedForwardConfig
 from qkv.config.model import ModelConfig
-from qkv.config.parts import DenseFeedForwardConfig, LayerNormConfig, PatchInputConfig, StandardAttentionConfig
+from qkv.config.parts import LayerNormConfig, PatchInputConfig
 
 
 def read(published: Published, head: str) -> dict[str, Any]:

@@ -70,13 +70,14 @@ def _work(kernel: str, length: int, quantity: Quantity) -> float:
 
     from qkv.nn.kernels import new_kernel
     from qkv.nn.mask import Causal, Mask
+    from qkv.nn.score import Scoring
 
     def tensors(length: int) -> list[torch.Tensor]:
         return [torch.randn(1, 1, length, WIDTH, requires_grad=index < 3) for index in range(4)]
 
     def run(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, gradient: torch.Tensor) -> None:
         mask = Mask.square(Causal(), q.shape[2], q.device)
-        attend(q, k, v, mask, WIDTH**-0.5).backward(gradient)
+        attend(q, k, v, mask, Scoring(WIDTH**-0.5)).backward(gradient)
         for tensor in (q, k, v):
             tensor.grad = None
 

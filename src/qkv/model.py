@@ -25,11 +25,13 @@ from qkv.config.run import Config
 from qkv.data.audio import SAMPLE_RATE
 from qkv.generate.arguments import check_count, check_flag, check_names
 from qkv.generate.beam import Beams, beam_search, check_beside_beams
+from qkv.generate.caption import Caption, check_captions
 from qkv.generate.chat import MAX_NEW_TOKENS, chat_ids
-from qkv.generate.classify import class_labels, classify
+from qkv.generate.classify import class_labels, classify, classify_features
 from qkv.generate.decode import Decoding, check_ids, check_prompts, pad
 from qkv.generate.embed import PoolingKind, check_embeds, embed
 from qkv.generate.masked import Candidate, fill_mask
+from qkv.generate.media import features_of, is_one_file
 from qkv.generate.prompts import Prompt, begin_of, end_of, is_one, listed, prompt_ids, whole_ids
 from qkv.generate.sampling import MAX_SEED, Sampling
 from qkv.generate.scoring import Score, prompt_logprobs, score
@@ -49,9 +51,13 @@ from qkv.generate.translate import Translation, check_translates, translate, wri
 from qkv.inspect.attention import Alignment, alignment, attention_of_text
 from qkv.nn.device import choose_device, choose_dtype
 from qkv.nn.quantized import QuantizedLinear
+from qkv.nn.resize import for_image_size
 from qkv.nn.transformer import Transformer
 from qkv.tokenizer.chat import ChatTemplate, Message
 from qkv.tokenizer.tokenizer import Tokenizer
+
+_WRITES = {"log-mel": "transcribe", "patches": "caption"}
+"""What writes down what the encoder reads, where that is a file of another kind."""
 
 
 class Options(TypedDict, total=False):
@@ -391,6 +397,20 @@ class Model:
 
         return translations(self._translate(sources(), options))
 
+    def caption(self, image: Any, **options: Unpack[TranslationOptions]) -> Any:
+        """What is written of an image: a `Caption`.
+
+        image: a file, or a float tensor [C, H, W] as the encoder reads it; a list of these, or a tensor [B, C, H, W],
+        gives a list. The options: `TranslationOptions`. A caption does not depend on the other images. Raises
+        UsageError for models that caption no images.
+        """
+        check_captions(self.network)
+        assert self.network.encoder is not None
+        single = is_one_file(image, self.network.encoder.config)
+        images = features_of([image] if single else image, self.network.encoder.config, self.config)
+        captions = [Caption(**vars(found.hypotheses[0])) for found in self._translate(images, options)]
+        return captions[0] if single else captions
+
     def transcribe(self, audio: Any, *, rate: int = SAMPLE_RATE, **options: Unpack[SpeechOptions]) -> Transcription:
         """What is said in a recording: a WAV file, or an array of floats (1.0: full scale) of `rate` samples a second.
 
@@ -551,7 +571,7 @@ class Model:
             features = f"a float tensor: {config.input.expects}"
             raise UsageError(
                 f"the encoder reads {config.input.reads}, not texts or ids",
-                hint=f"transcribe, or {features}" if config.input.kind == "log-mel" else features,
+                hint=f"{_WRITES[config.input.kind]}, or {features}" if config.input.kind in _WRITES else features,
             )
         ids = whole_ids(self.source_tokenizer, source, parse_special=parse_special, where=where)
         if len(ids) > config.max_seq_len:
@@ -594,8 +614,9 @@ class Model:
     def classify(self, text: Any, *, top: int | None = None, batch_size: int = 32) -> Any:
         """Which class `text` belongs to: a `Classification`.
 
-        text: a text or a list of ids; a list of these gives a list, computed `batch_size` at a time. A text longer than
-        the context is cut, as in training. top: the probabilities of so many classes, the likeliest (None: of all).
+        text: a text or a list of ids, or of models that read images or sound a file, or what the encoder reads as a
+        float tensor; a list of these gives a list, computed `batch_size` at a time. A text longer than the context is
+        cut, as in training. top: the probabilities of so many classes, the likeliest (None: of all).
 
         The result of a text does not depend on the other texts. Raises UsageError for models that do not classify.
         """
@@ -603,6 +624,12 @@ class Model:
         if top is not None:
             check_count("top", top, least=1)
         batch_size = check_count("batch_size", batch_size, least=1)
+        first = next(iter(self.network.config.stacks.values()))
+        if first.input.kind in _WRITES:
+            single = is_one_file(text, first)
+            features = features_of([text] if single else text, first, self.config)
+            ranked = classify_features(self.network, features, labels, top=top, batch_size=batch_size)
+            return ranked[0] if single else ranked
         text = listed(text)
         rows = self._whole_rows([text] if is_one(text) else text, self.tokenizer)
         end_id = next(iter(end_of(self.tokenizer)), None)
@@ -668,13 +695,15 @@ def load(
     quantize: str | None = None,
     allow: Sequence[str] = (),
     torch_bin: bool = False,
+    image_size: int | tuple[int, int] | None = None,
 ) -> Model:
     """The model in a checkpoint folder, the best one of a run folder, or one of Hugging Face's formats, ready to use.
 
     device: auto, cpu, cuda, mps (see `qkv.nn.device`). dtype: fp32, bf16, stored (as in the file), or auto: float32,
     but bfloat16 on a GPU that multiplies it. quantize: "keep" leaves the matrices of a GGUF file quantised, at the cost
     of speed. allow: packages whose code the configuration may use; by default a model folder runs none. torch_bin: read
-    weights that are a pickle, by torch's loader that builds tensors only.
+    weights that are a pickle, by torch's loader that builds tensors only. image_size: of a model that reads images,
+    another height and width (one number: both); learned positions are interpolated.
 
     Raises NotFoundError, UsageError for what is not supported, and QkvError for what is damaged. Nothing is downloaded.
     """
@@ -683,8 +712,11 @@ def load(
     precision = usual if usual or dtype == "stored" else choose_dtype(dtype, chosen)
     packages = (allow,) if isinstance(allow, str) else tuple(allow)
     loaded = load_model(Path(path), dtype=precision, quantize=quantize, allow=packages, torch_bin=torch_bin)
-    network = loaded.network.to(chosen).eval()
-    return Model(network, loaded.tokenizer, loaded.config, loaded.source_tokenizer, loaded.pooling)
+    network, config = loaded.network.to(chosen).eval(), loaded.config
+    if image_size is not None:
+        network = for_image_size(network, image_size)
+        config = config.model_copy(update={"model": network.config})
+    return Model(network, loaded.tokenizer, config, loaded.source_tokenizer, loaded.pooling)
 
 
 def _seeds(seed: int | Sequence[int] | None, count: int) -> list[int]:

@@ -1,8 +1,4 @@
-"""A DINOv2 that was exported to ONNX, as the ViT that computes the same.
-
-Two things are not ViT's. LayerScale multiplies what a sublayer gives by a vector, which its last matrix and bias can do
-themselves; and the positions of the images in training are interpolated to those of smaller ones.
-"""
+"""A DINOv2 that was exported to ONNX, as the checkpoint it was exported from."""
 
 from __future__ import annotations
 
@@ -13,7 +9,6 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
-from torch.nn import functional as F
 
 from qkv.tokenizer.protobuf import fields
 
@@ -30,51 +25,30 @@ POSITIONS = {
 }
 """Where the positions are first used."""
 
-RENAMED = {
-    "norm1": "layernorm_before",
-    "norm2": "layernorm_after",
-    "mlp.fc1": "intermediate.dense",
-    "mlp.fc2": "output.dense",
-}
-SCALED = {"attention.output.dense": "layer_scale1", "output.dense": "layer_scale2"}
+PATCH = 14
 
 
-def write_vit(exported: Path, folder: Path, image_size: int, patch_size: int) -> None:
-    """Write the encoder as a Hugging Face folder of a ViT for images of this size."""
+def write_dinov2(exported: Path, folder: Path) -> None:
+    """Write the encoder as the Hugging Face folder that it was exported from."""
     weights = read_encoder(exported)
     layers = 1 + max(int(found[1]) for name in weights if (found := re.match(r"encoder\.layer\.(\d+)\.", name)))
-    for layer in (f"encoder.layer.{number}" for number in range(layers)):
-        for theirs, ours in RENAMED.items():
-            for kind in ("weight", "bias"):
-                weights[f"{layer}.{ours}.{kind}"] = weights.pop(f"{layer}.{theirs}.{kind}")
-        for matrix, scale in SCALED.items():
-            factor = weights.pop(f"{layer}.{scale}.lambda1")
-            weights[f"{layer}.{matrix}.weight"] *= factor[:, None]
-            weights[f"{layer}.{matrix}.bias"] *= factor
-    weights["embeddings.position_embeddings"] = positions(weights, image_size // patch_size)
+    positions = weights.pop("class_position"), weights.pop("patch_positions")
+    weights["embeddings.position_embeddings"] = torch.cat(positions, dim=1)
     folder.mkdir()
     save_file({name: weight.contiguous() for name, weight in weights.items()}, folder / "model.safetensors")
+    width = weights["layernorm.weight"].shape[0]
     config = {
-        "architectures": ["ViTModel"],
-        "model_type": "vit",
-        "hidden_size": weights["layernorm.weight"].shape[0],
+        "architectures": ["Dinov2Model"],
+        "model_type": "dinov2",
+        "hidden_size": width,
         "num_hidden_layers": layers,
         "num_attention_heads": 6,
-        "intermediate_size": weights["encoder.layer.0.intermediate.dense.weight"].shape[0],
-        "image_size": image_size,
-        "patch_size": patch_size,
+        "mlp_ratio": weights["encoder.layer.0.mlp.fc1.weight"].shape[0] // width,
+        "image_size": PATCH * int(positions[1].shape[1] ** 0.5),
+        "patch_size": PATCH,
         "layer_norm_eps": 1e-6,
     }
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
-
-
-def positions(weights: Weights, side: int) -> Tensor:
-    """[1, 1 + side^2, M] of those that were trained, the class token's unchanged."""
-    first, others = weights.pop("class_position"), weights.pop("patch_positions")
-    trained = int(others.shape[1] ** 0.5)
-    grid = others.unflatten(1, (trained, trained)).permute(0, 3, 1, 2)
-    grid = F.interpolate(grid, size=(side, side), mode="bicubic", align_corners=False)
-    return torch.cat((first, grid.flatten(2).transpose(1, 2)), dim=1)
 
 
 def read_encoder(exported: Path) -> Weights:

@@ -42,6 +42,8 @@ GEMMA = {
     "sliding_window": 6,
     "sliding_window_pattern": 3,
 }
+GEMMA2 = {key: value for key, value in GEMMA.items() if key != "sliding_window_pattern"}
+QWEN3_MOE = {**LLAMA, "num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 20}
 GPT2 = {"vocab_size": VOCAB, "n_embd": 32, "n_layer": 3, "n_head": 4, "n_positions": 40, **NO_SPECIAL_IDS}
 NEOX = {**{key: value for key, value in LLAMA.items() if key != "num_key_value_heads"}, "hidden_size": 64}
 VISION = {
@@ -110,6 +112,44 @@ CASES = {
         "Qwen3ForCausalLM",
         {**LLAMA, "head_dim": 8, "use_sliding_window": True, "sliding_window": 5, "max_window_layers": 0},
     ),
+    "olmo2": Case("Olmo2ForCausalLM", LLAMA),
+    "olmo2-bare": Case("Olmo2Model", LLAMA),
+    "olmo2-tied": Case(
+        "Olmo2ForCausalLM",
+        {**LLAMA, "tie_word_embeddings": True, "attention_bias": True, "num_key_value_heads": None, **YARN},
+    ),
+    "phi3": Case("Phi3ForCausalLM", LLAMA),
+    "phi3-bare": Case("Phi3Model", {**LLAMA, "num_key_value_heads": None}),
+    "phi3-windows": Case(
+        "Phi3ForCausalLM",
+        {**LLAMA, "sliding_window": 5, "tie_word_embeddings": True, **rope("default", partial_rotary_factor=0.75)},
+    ),
+    "phi3-longrope": Case(
+        "Phi3ForCausalLM", {**LLAMA, **LONGROPE, "original_max_position_embeddings": TRAINED, "hidden_act": "gelu"}
+    ),
+    "gemma": Case("GemmaForCausalLM", {**LLAMA, "head_dim": 12}),
+    "gemma-bare": Case("GemmaModel", {**LLAMA, "head_dim": 12, "hidden_act": "gelu"}),
+    "gemma-untied": Case(
+        "GemmaForCausalLM",
+        {**LLAMA, "head_dim": 8, "tie_word_embeddings": False, "attention_bias": True, **rope("linear", factor=4.0)},
+    ),
+    "gemma2": Case("Gemma2ForCausalLM", {**GEMMA2, "attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0}),
+    "gemma2-bare": Case("Gemma2Model", GEMMA2),
+    "gemma2-no-caps": Case(
+        "Gemma2ForCausalLM",
+        {
+            **GEMMA2,
+            "num_hidden_layers": 3,
+            "attn_logit_softcapping": None,
+            "final_logit_softcapping": None,
+            "query_pre_attn_scalar": 16,
+            "tie_word_embeddings": False,
+            "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+        },
+    ),
+    "gemma2-no-window": Case(
+        "Gemma2ForCausalLM", {**GEMMA2, "num_hidden_layers": 2, "layer_types": ["full_attention"] * 2}
+    ),
     "gemma3": Case("Gemma3ForCausalLM", GEMMA),
     "gemma3-bare": Case("Gemma3TextModel", GEMMA),
     "gemma3-linear": Case(
@@ -135,6 +175,17 @@ CASES = {
     ),
     "gemma3-windows-only": Case("Gemma3ForCausalLM", {**GEMMA, "num_hidden_layers": 2}),
     "gemma3-with-images": Case("Gemma3ForConditionalGeneration", {"text_config": GEMMA, "vision_config": VISION}),
+    "mixtral": Case("MixtralForCausalLM", {**LLAMA, "num_local_experts": 5}),
+    "mixtral-window": Case(
+        "MixtralForCausalLM",
+        {**LLAMA, "sliding_window": 5, "num_experts_per_tok": 3, "tie_word_embeddings": True, "hidden_act": "gelu"},
+    ),
+    "qwen3-moe": Case("Qwen3MoeForCausalLM", QWEN3_MOE),
+    "qwen3-moe-bare": Case("Qwen3MoeModel", {**QWEN3_MOE, "norm_topk_prob": True, "attention_bias": True}),
+    "qwen3-moe-some-layers": Case(
+        "Qwen3MoeForCausalLM",
+        {**QWEN3_MOE, "mlp_only_layers": [0], "use_sliding_window": True, "sliding_window": 5, "head_dim": 12},
+    ),
     "smollm3": Case("SmolLM3ForCausalLM", {**LLAMA, "num_hidden_layers": 5}),
     "smollm3-untied": Case(
         "SmolLM3ForCausalLM",
@@ -274,6 +325,28 @@ KEYS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "qwen2 windows": ("qwen2", {**REQUIRED, "use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1}),
     "qwen3 defaults": ("qwen3", {**HEADS, "num_attention_heads": 32}),
+    "olmo2 defaults": ("olmo2", HEADS),
+    "phi3 defaults": ("phi3", HEADS),
+    "phi3 128k": (
+        "phi3",
+        {
+            **REQUIRED,
+            "max_position_embeddings": 131072,
+            "original_max_position_embeddings": 4096,
+            "rope_scaling": {"long_factor": [4.0] * 4, "short_factor": [1.0] * 4, "type": "longrope"},
+            "sliding_window": 262144,
+        },
+    ),
+    "phi4 mini": ("phi3", {**REQUIRED, "partial_rotary_factor": 0.75, "rope_theta": 10000.0}),
+    "gemma defaults": ("gemma", {}),
+    "gemma 2b": (
+        "gemma",
+        {"hidden_act": "gelu", "hidden_activation": None, "num_key_value_heads": 1, "rope_theta": 10000.0},
+    ),
+    "gemma2 defaults": ("gemma2", {}),
+    "gemma2 27b": ("gemma2", {"query_pre_attn_scalar": 144, "head_dim": 128, "num_attention_heads": 32}),
+    "mixtral defaults": ("mixtral", {**HEADS, "num_attention_heads": 8}),
+    "qwen3 moe defaults": ("qwen3_moe", REQUIRED),
     "gemma3 defaults": ("gemma3_text", {}),
     "gemma3 1b": (
         "gemma3_text",
@@ -324,6 +397,16 @@ def test_a_stretched_context_is_as_long_as_its_factor_says() -> None:
     assert context(**rope("llama3", factor=8.0, low_freq_factor=1, high_freq_factor=4, **ORIGINAL)) == 4096
 
 
+@pytest.mark.parametrize("name", ["su", "yarn"])
+def test_phi3_files_call_longrope_by_its_earlier_names_too(name: str) -> None:
+    def position(kind: str) -> dict[str, Any]:
+        scaling = {"long_factor": [4.0] * 4, "short_factor": [1.0] * 4, "type": kind}
+        return read("phi3", {**REQUIRED, "max_position_embeddings": 131072, "rope_scaling": scaling})["position"]
+
+    assert position(name) == position("longrope")
+    assert position(name)["scaling"]["original_max_seq_len"] == 4096
+
+
 UNSUPPORTED: list[tuple[str, dict[str, Any], str]] = [
     ("llama", {"hidden_act": "relu"}, "hidden_act"),
     ("llama", {"is_causal": False}, "is_causal"),
@@ -341,6 +424,15 @@ UNSUPPORTED: list[tuple[str, dict[str, Any], str]] = [
     ("llama", {"rope_scaling": {"rope_type": "yarn"}, "max_position_embeddings": 10**400}, "max_position_embeddings"),
     ("llama", {"rope_scaling": {"rope_type": "linear", "factor": float("nan")}}, "factor"),
     ("llama", {"rope_scaling": {"rope_type": "dynamic", "factor": 10**400}}, "factor"),
+    ("olmo2", {"hidden_act": "relu"}, "hidden_act"),
+    ("olmo2", {"mlp_bias": True}, "mlp_bias"),
+    ("phi3", {"rope_scaling": {"rope_type": "linear", "factor": 2.0}}, "rope_type"),
+    ("phi3", {"attention_bias": True}, "attention_bias"),
+    ("gemma", {"use_bidirectional_attention": True, "head_dim": 8}, "use_bidirectional_attention"),
+    ("gemma", {"hidden_act": "relu"}, "hidden_act"),
+    ("gemma2", {"is_causal": False}, "is_causal"),
+    ("gemma2", {"query_pre_attn_scalar": 0}, "query_pre_attn_scalar"),
+    ("gemma2", {"layer_types": ["full_attention"]}, "layer_types"),
     ("gemma3_text", {"use_bidirectional_attention": True}, "use_bidirectional_attention"),
     ("gemma3_text", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping"),
     ("gemma3_text", {"hidden_activation": "relu"}, "hidden_activation"),
@@ -422,6 +514,11 @@ EQUIVALENT: dict[str, tuple[list[str], str]] = {
     ),
     "no positions on every second layer": (["layers=[{}, {position: {kind: none}}]"], "smollm3"),
     "per-head norms": (["attention.qk_norm=per-head"], "qwen3"),
+    "rotary positions on part of a head": (["position.fraction=0.5"], "phi3"),
+    "norms on the output alone": (
+        ["norm={placement: output, rounding: after-weight}", "attention.qk_norm=full"],
+        "olmo2",
+    ),
 }
 
 
@@ -454,7 +551,10 @@ def test_the_first_difference_from_the_nearest_architecture_is_named(changes: li
 FOREIGN: list[tuple[str, list[str], str]] = [
     ("llama", ["norm={kind: layernorm}"], "norm.kind: layernorm"),
     ("mistral", ["position={kind: learned}"], "position.kind: learned"),
+    ("gemma2", ["norm={kind: layernorm}"], "norm.kind: layernorm"),
     ("gemma3", ["position={kind: none}"], "position.kind: none"),
+    ("olmo2", ["position={kind: learned}"], "position.kind: learned"),
+    ("phi3", ["position={kind: learned}"], "position.kind: learned"),
     ("gpt2", ["norm={kind: layernorm}"], "position.kind: rope"),
     ("gpt_neox", [], "norm.kind: rmsnorm"),
 ]

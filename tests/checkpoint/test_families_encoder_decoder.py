@@ -84,6 +84,12 @@ CASES = {
     "marian-two-vocabularies": Case("MarianMTModel", {**BART, **TWO}, NEVER_PADS),
     "marian-two-untied": Case("MarianMTModel", {**BART, **TWO, "tie_word_embeddings": False}, NEVER_PADS),
     "marian-bare": Case("MarianModel", BART),
+    "m2m-100": Case("M2M100ForConditionalGeneration", BART),
+    "m2m-100-other": Case(
+        "M2M100ForConditionalGeneration", {**BART, **OTHER, "scale_embedding": False, "pad_token_id": 3}
+    ),
+    "m2m-100-untied": Case("M2M100ForConditionalGeneration", {**BART, "tie_word_embeddings": False}),
+    "m2m-100-bare": Case("M2M100Model", BART),
     "t5": Case("T5ForConditionalGeneration", T5),
     "t5-one-one": Case("T5ForConditionalGeneration", T5_NEW, {"own_head": True}),
     "t5-one-one-tied": Case("T5ForConditionalGeneration", {**T5_NEW, "layer_norm_epsilon": 1e-3}),
@@ -200,6 +206,7 @@ def test_a_table_of_sines_in_the_file_may_be_rounded_but_no_other(tmp_path: Path
     ("model_type", "keys", "told"),
     [
         ("bart", {"activation_function": "mish"}, "`activation_function: mish`"),
+        ("m2m_100", {"activation_function": "mish"}, "`activation_function: mish`"),
         ("marian", {"decoder_vocab_size": 50}, "`decoder_vocab_size: 50`"),
         ("t5", {**T5, "feed_forward_proj": "gated-relu"}, "`feed_forward_proj: gated-relu`"),
     ],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -85,14 +86,15 @@ def test_show_draws_every_preset_of_a_model(name: str, capsys) -> None:
     assert code == 0, err
     model = Config.load(name).model
     assert f"{summarise(model).params:,}" in out
-    for stack in model.stacks.values():
-        assert (f"{stack.num_layers} x block" if stack.num_layers > 1 else "block") in out
+    drawn = re.findall(r"│ (?:(\d+) x )?block ", out)  # layers that follow each other and are alike, once
+    assert sum(int(count or 1) for count in drawn) == sum(stack.num_layers for stack in model.stacks.values())
 
 
 PARTS = (
     ("encoder-tiny", ("model.share_layers=true", "model.position.kind=relative")),
     ("llama-tiny", ("model.num_layers=2", "model.parallel=two-norms")),
     ("encoder-tiny", ("model.embedding.width=24", "model.parallel=one-norm")),
+    ("mla-tiny", ("model.num_layers=2", "model.attention.q_rank=96")),
 )
 
 
@@ -124,6 +126,18 @@ def test_flops_are_those_that_a_forward_performs(name: str, overrides: tuple[str
     with FlopCounterMode(display=False) as counter:
         network(ids, **({"source": ids} if model.family == "encoder-decoder" else {}))
     assert summarise(model).flops_per_token_forward * length == counter.get_total_flops()
+
+
+def test_of_experts_only_those_that_a_token_goes_through_are_active_and_computed() -> None:
+    mixture = "{kind: moe, num_experts: 6, top_k: 2, d_ff: 20, shared: {d_ff: 24, gated: true}}"
+    model = Config.load("llama-tiny", "model.num_layers=2", "model.d_model=24", f"model.feed_forward={mixture}").model
+    network = qkv.Transformer(model).eval()
+    qkv.nn.use_kernel(network, "math")
+    with FlopCounterMode(display=False) as counter:
+        network(torch.zeros(1, model.max_seq_len, dtype=torch.int64))
+    told = summarise(model)
+    assert told.flops_per_token_forward * model.max_seq_len == counter.get_total_flops()
+    assert told.params - told.params_active == 2 * (6 - 2) * 3 * 20 * 24  # layers, idle experts, matrices
 
 
 SPEECH = ("model.encoder.input={kind: log-mel, num_mels: 5}", "model.tie_embeddings=head")

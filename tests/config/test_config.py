@@ -264,7 +264,7 @@ def test_objective_and_data_follow_from_the_model(write) -> None:
         (TRANSLATE, "objective.kind=causal", "objective.kind", "model.family"),
         (TRANSLATE, "objective.kind=denoise", "objective.kind", "data.kind"),
         (TRANSLATE, "model.head.kind=classifier", "objective.kind", "model.family"),
-        (TRANSLATE, "model.encoder.input={kind: features, width: 8}", "objective.kind", "model.encoder.input.kind"),
+        (TRANSLATE, "model.encoder.input={kind: features, width: 8}", "data.kind", "model.encoder.input.kind"),
         (TRANSLATE, "data.target_key=source", "data.source_key", "data.target_key"),
         (TRANSLATE, "tokenizer.source={kind: char}", "tokenizer.source", "tokenizer.target"),
         (CLASSIFY, "objective.kind=masked", "objective.kind", "model.head.kind"),

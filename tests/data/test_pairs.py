@@ -204,7 +204,7 @@ def test_one_label_is_nothing_to_tell_apart(seq2seq: Tokenizer) -> None:
     with pytest.raises(QkvError, match="have one label only: pos") as caught:
         prepare(labels_config(write("a.tsv", [("good", "pos"), ("fine", "pos")], "text\tlabel\n")), seq2seq, "cache")
     assert caught.value.where == "a.tsv"
-    with pytest.raises(QkvError, match="no text with a label"):
+    with pytest.raises(QkvError, match="no example with a label"):
         prepare(labels_config(write("b.tsv", [], "text\tlabel\n")), seq2seq, "cache")
 
 

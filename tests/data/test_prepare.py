@@ -239,7 +239,7 @@ def test_a_full_disk_is_an_error_that_leaves_nothing(
     def full(file: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(module, "_flush", full)
+    monkeypatch.setattr(module, "flush", full)
     with pytest.raises(QkvError, match="the disk is full"):
         prepare(corpus.config, tokenizer, corpus.cache)
     assert not list(corpus.cache.iterdir())

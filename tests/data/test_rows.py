@@ -22,7 +22,7 @@ from qkv.config.objectives import (
     TranslateObjectiveConfig,
 )
 from qkv.data import Batch, Corpus, Labelled, Pairs, validation_batches
-from qkv.data.rows import build_rows, seq2seq_batch
+from qkv.data.rows import build_rows, padded, seq2seq_batch
 from qkv.nn.transformer import Transformer
 
 TRANSLATE, DENOISE, SPAN, CLASSIFY = (
@@ -104,7 +104,7 @@ def test_sources_are_padded_with_an_id_that_their_own_vocabulary_has(make_pairs:
 
 def test_lengths_are_there_even_where_nothing_is_padded() -> None:
     """A compiled network meets one kind of batch."""
-    batch = seq2seq_batch([[1, 2], [3, 4]], [[5, 6, 7], [5, 8, 7]], PAD)
+    batch = seq2seq_batch(*padded([[1, 2], [3, 4]], 0), [[5, 6, 7], [5, 8, 7]], PAD)
     assert batch.lengths is not None
     assert batch.source_lengths is not None
     assert (batch.lengths.tolist(), batch.source_lengths.tolist()) == ([2, 2], [2, 2])

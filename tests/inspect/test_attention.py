@@ -79,7 +79,10 @@ def test_weights_are_those_of_the_math_kernel_and_logits_do_not_change(case: Cas
             torch.testing.assert_close(weights_HTS, expected[0], atol=1e-5, rtol=0)
             assert not weights_HTS.masked_select(~allowed[0]).any()
             some = allowed[0].any(-1).expand(weights_HTS.shape[:2])  # padding may see nothing at all
-            torch.testing.assert_close(weights_HTS.sum(-1), some.float())
+            if case.options["sinks"] == "sinks":
+                assert (weights_HTS.sum(-1)[some] < 1).all()
+            else:
+                torch.testing.assert_close(weights_HTS.sum(-1), some.float())
     assert torch.equal(model(**inputs), before)
     assert hooks_of(model) == []
 

@@ -21,7 +21,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from qkv.config.model import ModelConfig
-from qkv.nn import Attention, RMSNorm, Transformer, use_kernel
+from qkv.nn import Attention, LatentAttention, RMSNorm, Transformer, use_kernel
+from qkv.nn.experts import Experts
 from qkv.nn.init import OwnStart
 from qkv.nn.kernels import KernelName, TiledKernel
 from qkv.nn.score import AdditiveWeight
@@ -54,13 +55,14 @@ AXES: dict[str, tuple[str, ...]] = {
     ),
     "norm": ("layernorm", "rmsnorm", "rmsnorm-offset", "none"),
     "placement": ("pre", "post", "sandwich", "output"),
+    "attention": ("standard", "latent", "differential"),
     "heads": ("mha", "gqa", "mqa"),
     "head_dim": ("even-share", "own", "own-2-mod-4"),
     "bias": ("no-bias", "bias", "qkv-bias", "qvo-bias"),
     "qk_norm": ("qk-plain", "qk-per-head", "qk-full"),
     "scores": ("scores", "scaled-scores", "capped-scores", "cosine-scores", "additive-scores"),
     "values": ("own-values", "fixed-values", "learned-values"),
-    "feed_forward": ("swiglu", "geglu", "geglu_tanh", "relu", "gelu", "gelu_tanh", "silu"),
+    "feed_forward": ("swiglu", "geglu", "geglu_tanh", "relu", "gelu", "gelu_tanh", "silu", "moe", "moe-groups"),
     "parallel": ("in-turn", "one-norm", "two-norms"),
     "residual": (
         "residual",
@@ -77,11 +79,25 @@ AXES: dict[str, tuple[str, ...]] = {
     "embedding": ("bare", "scaled", "normed", "segments", "factorised"),
     "cache": ("growing", "static"),
     "layers": ("uniform", "mixed", "shared"),
+    "sinks": ("no-sinks", "sinks"),
+    "gate": ("no-gate", "elementwise-gate", "per-head-gate"),
+    "cross": ("cross-in-all", "cross-gated", "cross-in-one"),
 }
 """Axis -> its options. `source` is what the encoder reads, where there is one."""
 
 MIXING = ("hyper-connections", "mhc", "attention-residuals", "attention-residuals-block")
 """Residual kinds whose sublayers read a mixture of several states."""
+
+STANDARD_ONLY = {
+    "head_dim": "even-share",
+    "bias": "no-bias",
+    "qk_norm": "qk-plain",
+    "scores": "scores",
+    "values": "own-values",
+    "sinks": "no-sinks",
+    "gate": "no-gate",
+}
+"""What latent attention cannot be told, and what it is where nothing is said."""
 
 RULES: dict[str, Callable[[dict[str, str]], bool]] = {
     "an odd number of channels cannot rotate in pairs": lambda o: (
@@ -126,9 +142,26 @@ RULES: dict[str, Callable[[dict[str, str]], bool]] = {
         o.get("residual") in ("attention-residuals", "attention-residuals-block") and o.get("layers") == "shared"
     ),
     "the first layer gives its values, the others mix them": lambda o: (
-        o.get("values") in ("fixed-values", "learned-values") and o.get("layers") == "shared"
+        o.get("values") in ("fixed-values", "learned-values")
+        and o.get("layers") == "shared"
+        and o.get("attention") != "latent"
+    ),
+    "latent attention has no key/value heads to share": lambda o: (
+        o.get("attention") == "latent" and o.get("heads") in ("gqa", "mqa")
+    ),
+    "latent attention has channels of its own that rotate": lambda o: (
+        o.get("attention") == "latent" and o.get("position") == "rope-partial"
+    ),
+    "differential attention has pairs of key/value heads": lambda o: (
+        o.get("attention") == "differential" and o.get("heads") == "mqa"
     ),
     "a decoder reads tokens": lambda o: o.get("family") == "decoder" and o.get("source") == "features",
+    "a gate stands before a source": lambda o: (
+        o.get("cross") == "cross-gated" and o.get("family") in ("decoder", "encoder")
+    ),
+    "a closed gate needs something else in the stream": lambda o: (
+        o.get("cross") == "cross-gated" and o.get("residual") == "no-residual"
+    ),
 }
 """What the configuration refuses, by why: whether (partial) options break the rule."""
 
@@ -139,9 +172,19 @@ def is_useless(o: dict[str, str]) -> bool:
     if o.get("residual") == "deepnorm" and o.get("parallel") == "two-norms":
         return True
     bounded = o.get("scores") in ("cosine-scores", "additive-scores")  # no token then tells itself from the others
-    if bounded and o.get("residual") == "no-residual" and o.get("norm") == "none":
+    alike = o.get("norm") == "none" or o.get("attention") == "differential"
+    if bounded and o.get("residual") == "no-residual" and alike:
+        return True
+    # with nothing beside them, the same narrow matrices again and again: float32 rounds by more than the tolerance
+    if o.get("attention") == "latent" and o.get("residual") == "no-residual" and o.get("layers") == "shared":
+        return True
+    if o.get("attention") == "latent" and any(o.get(axis, plain) != plain for axis, plain in STANDARD_ONLY.items()):
+        return True
+    if o.get("cross") == "cross-in-one" and o.get("layers") == "shared":
         return True
     one = o.get("family") in ("decoder", "encoder") or o.get("parallel") in ("one-norm", "two-norms")
+    if one and o.get("cross", "cross-in-all") != "cross-in-all":
+        return True
     return one and (
         o.get("source") == "wide-ids" or ("family" not in o and o.get("tie") in ("tied-source", "tied-all"))
     )
@@ -190,6 +233,12 @@ class Case:
     @property
     def segments(self) -> bool:
         return self.options["embedding"] == "segments"
+
+    @property
+    def mixes_experts(self) -> bool:
+        """Whether tokens are multiplied together with those that chose the same expert: how many these are changes what
+        is rounded."""
+        return self.options["feed_forward"].startswith("moe")
 
     @property
     def tree(self) -> dict[str, Any]:
@@ -247,8 +296,11 @@ def tree_of(options: dict[str, str]) -> dict[str, Any]:
             "value_residual": options["values"].removesuffix("-values").replace("own", "none"),
             "qk_norm": options["qk_norm"].removeprefix("qk-").replace("plain", "none"),
             "window": 3 if options["window"] == "window" else None,
+            "sinks": options["sinks"] == "sinks",
+            "gate": options["gate"].removesuffix("-gate").replace("no", "none"),
         },
-        "feed_forward": {"kind": options["feed_forward"], "d_ff": 20, "bias": options["bias"] == "bias"},
+        "feed_forward": _feed_forward(options["feed_forward"], bias=options["bias"] == "bias"),
+        "cross_gate": options["cross"] == "cross-gated",
         "parallel": options["parallel"].replace("in-turn", "none"),
         "residual": residual.get(options["residual"], {"kind": options["residual"]}),
         "share_layers": options["layers"] == "shared",
@@ -260,6 +312,13 @@ def tree_of(options: dict[str, str]) -> dict[str, Any]:
             "tied-all": "all",
         }[options["tie"]],
     }
+    if options["attention"] == "differential":
+        tree["attention"]["kind"] = "differential"
+    if options["attention"] == "latent":
+        ranks = {"q_rank": 8, "kv_rank": 10, "nope_dim": 4, "rope_dim": 4, "value_dim": 6}
+        shared = {} if options["heads"] == "mha" else {"num_kv_heads": tree["attention"]["num_kv_heads"]}
+        window = tree["attention"]["window"]
+        tree["attention"] = {"kind": "latent", "num_heads": 4, "window": window, **ranks, **shared}
     if options["layers"] == "mixed":
         tree["layers"] = [
             {"attention": {"window": 2}},
@@ -275,8 +334,21 @@ def tree_of(options: dict[str, str]) -> dict[str, Any]:
         if options["source"] == "features":
             encoder |= features | {"d_model": 32}
         tree["encoder"] = encoder
+        if options["cross"] == "cross-in-one":
+            first, second = tree.get("layers", [{}, {}])
+            tree["decoder"] = {"layers": [{**first, "cross_attention": None}, second]}
     elif options["source"] == "features":
         tree |= features
+    return tree
+
+
+def _feed_forward(option: str, *, bias: bool) -> dict[str, Any]:
+    if not option.startswith("moe"):
+        return {"kind": option, "d_ff": 20, "bias": bias}
+    tree: dict[str, Any] = {"kind": "moe", "num_experts": 4, "d_ff": 20, "expert": {"bias": bias}}
+    if option == "moe-groups":
+        groups = {"num_groups": 2, "top_groups": 1, "group_score": "top-2-sum"}
+        tree |= {"router": {"score": "sigmoid", "scale": 1.5, "bias": bias, **groups}, "shared": {"d_ff": 12}}
     return tree
 
 
@@ -344,6 +416,8 @@ def redraw(network: Transformer, inputs: Inputs, seed: int = 0) -> None:
             if parameter.dim() == 1 and not name.endswith("bias") and parameter not in from_0:
                 parameter.add_(1.0)
         for module in network.modules():
+            for matrices in module.matrices if isinstance(module, Experts) else ():
+                matrices.mul_(matrices.shape[-1] ** -0.5)
             if isinstance(module, OwnStart):
                 module.start(generator)
                 spread = 2.0 if isinstance(module, AdditiveWeight) else 0.3  # its scores are bounded by it
@@ -359,9 +433,20 @@ def redraw(network: Transformer, inputs: Inputs, seed: int = 0) -> None:
         module.weight.mul_(gains.get(module, 1.0) / spread)
         return F.linear(args[0], module.weight, module.bias)
 
+    def calibrate_experts(module: nn.Module, args: tuple[Tensor, ...], out: Tensor) -> Tensor:
+        assert isinstance(module, Experts)
+        size = out.square().mean().sqrt()
+        for part in (module.down, module.down_bias):
+            if part is not None:
+                part.div_(size)
+        return out / size
+
     gains = {module.query: 1.5 for module in network.modules() if isinstance(module, Attention)}
+    gains |= {module.query_up: 1.5 for module in network.modules() if isinstance(module, LatentAttention)}
     linear = [module for module in network.modules() if isinstance(module, nn.Linear)]
+    experts = [module for module in network.modules() if isinstance(module, Experts)]
     handles = [module.register_forward_hook(calibrate) for module in linear]
+    handles += [module.register_forward_hook(calibrate_experts) for module in experts]
     with torch.no_grad():
         network(**inputs)
     for handle in handles:
@@ -462,6 +547,14 @@ def difference(actual: Tensor, expected: Tensor) -> float:
     assert expected.isfinite().all()
     assert actual.isfinite().all()
     return float((actual - expected).abs().max() / expected.abs().max())
+
+
+def assert_same(case: Case, actual: Tensor, expected: Tensor) -> None:
+    """Bit for bit, but for mixtures of experts equal."""
+    if case.mixes_experts:
+        assert_equal(actual, expected)
+    else:
+        assert torch.equal(actual, expected)
 
 
 def assert_equal(actual: Tensor, expected: Tensor, tolerance: float = TOLERANCE) -> None:

@@ -16,6 +16,7 @@ from qkv.config.positions import AlibiConfig
 from qkv.nn import Dims, Transformer, build
 from qkv.nn.kernels import KernelName, use_kernel
 from qkv.nn.mask import Causal, Documents, Mask
+from qkv.nn.score import Scoring
 
 from .matrix import assert_equal, one_thread  # noqa: F401
 
@@ -182,7 +183,9 @@ def test_every_kernel_adds_it_under_every_mask() -> None:
         for kernel in ("math", "sdpa", "tiled"):
             use_kernel(net, kernel)  # type: ignore[arg-type]
             bias = alibi(6).phases(torch.arange(11)[None], torch.float32).bias
-            torch.testing.assert_close(net[0].kernel(q, k, v, mask, 0.4, 0.0, bias), expected, rtol=1e-5, atol=1e-6)
+            torch.testing.assert_close(
+                net[0].kernel(q, k, v, mask, Scoring(0.4, bias=bias)), expected, rtol=1e-5, atol=1e-6
+            )
 
 
 def test_without_it_a_decoder_of_one_layer_reads_a_set() -> None:

@@ -176,6 +176,9 @@ PARTS: dict[str, dict[str, Any]] = {
     "parallel": {"parallel": "two-norms"},
     "shared": {"share_layers": True},
     "softcap": {"attention": {"num_heads": 4, "softcap": 2.0}},
+    "sinks": {"attention": {"num_heads": 4, "sinks": True}},
+    "gate": {"attention": {"num_heads": 4, "gate": "per-head"}},
+    "differential": {"attention": {"kind": "differential", "num_heads": 4}},
 }
 
 
@@ -219,14 +222,15 @@ def test_a_compiled_step_has_the_gradients_of_the_eager_one(family: str) -> None
         torch.testing.assert_close(other.grad, parameter.grad, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("kernel", ["math", "tiled"])
+@pytest.mark.parametrize("kernel", ["math", "tiled", "flex"])
 def test_a_compiled_network_may_use_any_kernel(kernel: Any) -> None:
     net = network("decoder", num_layers=1)
     use_kernel(net, kernel)
-    fast, counter = compiled(net, whole=kernel != "tiled")  # its loops over tiles are not compiled
+    apart = kernel in ("tiled", "flex")  # loops over tiles are not compiled, and flex compiles itself
+    fast, counter = compiled(net, whole=not apart)
     inputs = inputs_of("decoder", 7)
     assert_equal(fast(**inputs), net(**inputs))
-    assert counter.frame_count == 1 or kernel == "tiled"
+    assert counter.frame_count == 1 or apart
 
 
 @pytest.mark.slow  # the first one compiles PyTorch's headers

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,14 +15,25 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from qkv.config.model import ModelConfig
 from qkv.nn import Attention, Transformer
 from qkv.nn.bias import Bias
-from qkv.nn.kernels import Kernel, MathKernel, SdpaKernel, TiledKernel, base, new_kernel, use_kernel
+from qkv.nn.kernels import (
+    FlexKernel,
+    Kernel,
+    MathKernel,
+    SdpaKernel,
+    TiledKernel,
+    base,
+    kernels_of,
+    new_kernel,
+    use_kernel,
+)
 from qkv.nn.mask import Causal, Documents, Mask, Padding, Prefix, Rule, Window
+from qkv.nn.score import Scoring
 
 from .matrix import one_thread  # noqa: F401
 
 B, D, E = 2, 6, 5
 """Rows; width of queries and keys; width of values."""
-SCALE = 0.7
+PLAIN = Scoring(0.7)
 
 KERNELS: dict[str, Callable[[], Kernel]] = {
     "math": MathKernel,
@@ -92,28 +104,23 @@ def draw(mask: Mask, heads: int = 4, kv_heads: int = 2, dtype: torch.dtype = tor
     return tuple(torch.randn(B, *shape, generator=generator, dtype=torch.float64).to(dtype) for shape in shapes)
 
 
-def reference(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Mask,
-    scale: float = SCALE,
-    dropout: float = 0.0,
-    bias: Bias | None = None,
-    softcap: float | None = None,
-) -> Tensor:
-    """softmax(cap(q k^T scale) + bias) v over what the mask allows, in float64; 0 for a query that may attend to
-    nothing."""
+def reference(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scoring: Scoring = PLAIN) -> Tensor:
+    """softmax(cap(q k^T scale) + bias) v over what the mask allows and a sink, in float64; 0 for a query that may
+    attend to nothing."""
+    bias, softcap = scoring.bias, scoring.softcap
     q, k, v = q.double(), k.double(), v.double()
     group = q.shape[1] // k.shape[1]
     k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
-    scores = torch.einsum("bhtd,bhsd->bhts", q, k) * scale
+    scores = torch.einsum("bhtd,bhsd->bhts", q, k) * scoring.scale
     if softcap is not None:
         scores = softcap * torch.tanh(scores / softcap)
     if isinstance(bias, Slope):
         slots = mask.q_slots.expand(B, -1)[:, None, :, None]
         scores = scores + bias.weight[None, :, None, None].double() * (torch.arange(mask.num_keys) - slots)
     scores = scores.masked_fill(~mask.tensor(), float("-inf"))
+    if scoring.sinks_H is not None:
+        sink = scoring.sinks_H.double()[:, None, None].expand(*scores.shape[:-1], 1)
+        scores, v = torch.cat((scores, sink), dim=-1), torch.cat((v, torch.zeros_like(v[:, :, :1])), dim=2)
     largest = scores.detach().amax(-1, keepdim=True).clamp(min=-1e300)
     weights = (scores - largest).exp()
     total = weights.sum(-1, keepdim=True)
@@ -131,15 +138,22 @@ def slope(heads: int = 4, dtype: torch.dtype = torch.float64) -> Slope:
     return Slope(torch.randn(heads, generator=torch.Generator().manual_seed(2), dtype=torch.float64).to(dtype) / 3)
 
 
+def sinks(heads: int = 4, dtype: torch.dtype = torch.float64) -> Tensor:
+    return torch.randn(heads, generator=torch.Generator().manual_seed(4), dtype=torch.float64).to(dtype)
+
+
 def with_gradients(
-    function: Callable[..., Tensor], qkv: tuple[Tensor, ...], mask: Mask, bias: Bias | None = None, **options: Any
+    function: Callable[..., Tensor], qkv: tuple[Tensor, ...], mask: Mask, scoring: Scoring = PLAIN
 ) -> tuple[Tensor, ...]:
-    """Output, and the gradients of queries, keys, values and a bias for a random gradient of the output."""
+    """Output, and the gradients of queries, keys, values, a bias and sinks for a random gradient of the output."""
     leaves = [tensor.clone().requires_grad_(True) for tensor in qkv]
-    if bias is not None:
-        leaves.append(bias.weight.clone().requires_grad_(True))
-        options["bias"] = type(bias)(leaves[3])
-    out = function(*leaves[:3], mask, SCALE, **options)
+    if scoring.bias is not None:
+        leaves.append(scoring.bias.weight.clone().requires_grad_(True))
+        scoring = replace(scoring, bias=type(scoring.bias)(leaves[-1]))
+    if scoring.sinks_H is not None:
+        leaves.append(scoring.sinks_H.clone().requires_grad_(True))
+        scoring = replace(scoring, sinks_H=leaves[-1])
+    out = function(*leaves[:3], mask, scoring)
     d_out = torch.randn(out.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(out.dtype)
     return out.detach(), *torch.autograd.grad(out, leaves, d_out)
 
@@ -158,7 +172,7 @@ def assert_close(actual: Tensor, expected: Tensor, tolerance: float) -> None:
 @every_mask
 def test_a_kernel_computes_attention(kernel: Kernel, mask: Mask) -> None:
     qkv = draw(mask)
-    assert_close(kernel(*qkv, mask, SCALE), reference(*qkv, mask), 1e-13)
+    assert_close(kernel(*qkv, mask, PLAIN), reference(*qkv, mask), 1e-13)
 
 
 @every_kernel
@@ -173,21 +187,43 @@ def test_a_kernel_gives_the_gradients_of_attention(kernel: Kernel, mask: Mask) -
 @every_mask
 @pytest.mark.parametrize("softcap", [None, 0.8], ids=["bias", "bias-and-cap"])
 def test_a_kernel_adds_a_bias_and_gives_its_gradient(kernel: Kernel, mask: Mask, softcap: float | None) -> None:
-    qkv, options = draw(mask), {"softcap": softcap}
-    expected = with_gradients(reference, qkv, mask, slope(), **options)
-    for actual, wanted in zip(with_gradients(kernel, qkv, mask, slope(), **options), expected, strict=True):
+    qkv, scoring = draw(mask), replace(PLAIN, softcap=softcap, bias=slope())
+    expected = with_gradients(reference, qkv, mask, scoring)
+    for actual, wanted in zip(with_gradients(kernel, qkv, mask, scoring), expected, strict=True):
         assert_close(actual, wanted, 1e-12)
-    assert_close(kernel(*qkv, mask, SCALE, 0.0, slope(), softcap), expected[0], 1e-12)  # no gradient is wanted
+    assert_close(kernel(*qkv, mask, scoring), expected[0], 1e-12)  # no gradient is wanted
+
+
+@every_kernel
+@every_mask
+@pytest.mark.parametrize("scoring", [PLAIN, replace(PLAIN, bias=slope())], ids=["sinks", "sinks-and-bias"])
+def test_a_kernel_lets_heads_attend_to_sinks_and_gives_their_gradient(
+    kernel: Kernel, mask: Mask, scoring: Scoring
+) -> None:
+    qkv, scoring = draw(mask), replace(scoring, sinks_H=sinks())
+    expected = with_gradients(reference, qkv, mask, scoring)
+    for actual, wanted in zip(with_gradients(kernel, qkv, mask, scoring), expected, strict=True):
+        assert_close(actual, wanted, 1e-12)
+    assert_close(kernel(*qkv, mask, scoring), expected[0], 1e-12)  # no gradient is wanted
+
+
+@every_kernel
+@pytest.mark.parametrize("name", ["nothing-hidden", "causal", "causal-one-query", "one-row-empty"])
+def test_sinks_that_score_very_little_are_none(kernel: Kernel, name: str) -> None:
+    mask = MASKS[name]
+    qkv = draw(mask)
+    far = replace(PLAIN, sinks_H=torch.full((4,), -1e4, dtype=torch.float64))
+    assert_close(kernel(*qkv, mask, far), kernel(*qkv, mask, PLAIN), 1e-14)
 
 
 @every_kernel
 @pytest.mark.parametrize("name", ["nothing-hidden", "causal", "causal-end", "everything-at-once"])
 def test_a_kernel_caps_scores(kernel: Kernel, name: str) -> None:
-    mask = MASKS[name]
+    mask, scoring = MASKS[name], replace(PLAIN, softcap=0.8)
     qkv = draw(mask)
-    expected = with_gradients(reference, qkv, mask, softcap=0.8)
+    expected = with_gradients(reference, qkv, mask, scoring)
     assert float((expected[0] - reference(*qkv, mask)).abs().max()) > 0.01
-    for actual, wanted in zip(with_gradients(kernel, qkv, mask, softcap=0.8), expected, strict=True):
+    for actual, wanted in zip(with_gradients(kernel, qkv, mask, scoring), expected, strict=True):
         assert_close(actual, wanted, 1e-12)
 
 
@@ -196,10 +232,19 @@ def test_a_kernel_caps_scores(kernel: Kernel, name: str) -> None:
 def test_a_bias_for_grouped_heads_in_half_precision(kernel: Kernel, frozen: bool) -> None:
     mask, bias = MASKS["causal-window-by-row"], slope(6, torch.bfloat16)
     bias.weight.requires_grad_(not frozen)
-    qkv = draw(mask, 6, 2, dtype=torch.bfloat16)
-    out = kernel(*qkv, mask, SCALE, 0.0, bias)
+    qkv, scoring = draw(mask, 6, 2, dtype=torch.bfloat16), replace(PLAIN, bias=bias)
+    out = kernel(*qkv, mask, scoring)
     assert out.dtype == torch.bfloat16
-    assert_close(out.detach(), reference(*qkv, mask, bias=bias).detach(), 3e-2)
+    assert_close(out.detach(), reference(*qkv, mask, scoring).detach(), 3e-2)
+
+
+@every_kernel
+def test_sinks_of_grouped_heads_in_half_precision(kernel: Kernel) -> None:
+    mask, scoring = MASKS["causal-window-by-row"], replace(PLAIN, sinks_H=sinks(6, torch.bfloat16))
+    qkv = draw(mask, 6, 2, dtype=torch.bfloat16)
+    out = kernel(*qkv, mask, scoring)
+    assert out.dtype == torch.bfloat16
+    assert_close(out, reference(*qkv, mask, scoring), 3e-2)
 
 
 def test_a_bias_becomes_a_tensor_once_for_all_masks_of_the_same_slots() -> None:
@@ -227,7 +272,7 @@ def test_query_heads_share_key_value_heads(kernel: Kernel, heads: int, kv_heads:
 def test_a_kernel_is_as_exact_as_its_numbers(kernel: Kernel, dtype: torch.dtype, tolerance: float, name: str) -> None:
     mask = MASKS[name]
     qkv = draw(mask, dtype=dtype)
-    out = kernel(*qkv, mask, SCALE)
+    out = kernel(*qkv, mask, PLAIN)
     assert out.dtype == dtype
     assert_close(out, reference(*qkv, mask), tolerance)
 
@@ -236,7 +281,7 @@ def test_the_tiled_gradients_are_the_derivatives_of_its_output() -> None:
     mask = MASKS["causal-padding"]
     qkv = [tensor[:, :, :5].clone().requires_grad_(True) for tensor in draw(mask)]
     mask = Mask.square(mask.rule, 5, torch.device("cpu"))
-    assert torch.autograd.gradcheck(lambda q, k, v: TiledKernel(2)(q, k, v, mask, SCALE), qkv)
+    assert torch.autograd.gradcheck(lambda q, k, v: TiledKernel(2)(q, k, v, mask, PLAIN), qkv)
 
 
 @every_kernel
@@ -253,7 +298,7 @@ def test_large_scores_do_not_overflow(kernel: Kernel) -> None:
 def test_math_also_gives_the_weights() -> None:
     for mask in MASKS.values():
         q, k, v = draw(mask)
-        out, weights = MathKernel().attend(q, k, v, mask, SCALE)
+        out, weights = MathKernel().attend(q, k, v, mask, PLAIN)
         assert weights.shape == (B, 4, mask.num_queries, mask.num_keys)
         assert (weights.masked_select(~mask.tensor()) == 0).all()
         some = mask.tensor().any(-1).expand(B, 4, -1)
@@ -298,9 +343,9 @@ def test_what_stands_in_padding_reaches_no_output_and_no_gradient(kernel: Kernel
     lengths = torch.tensor([0, 8]) if name == "one-row-empty" else LENGTHS
     empty = (torch.arange(mask.num_keys) >= lengths[:, None])[:, None, :, None]
     q, k, v = draw(mask)
-    for bias in (None, slope()):
-        clean = with_gradients(kernel, (q, k, v), mask, bias)
-        dirty = with_gradients(kernel, (q, k.masked_fill(empty, rubbish), v.masked_fill(empty, rubbish)), mask, bias)
+    for scoring in (PLAIN, replace(PLAIN, bias=slope()), replace(PLAIN, sinks_H=sinks())):
+        clean = with_gradients(kernel, (q, k, v), mask, scoring)
+        dirty = with_gradients(kernel, (q, k.masked_fill(empty, rubbish), v.masked_fill(empty, rubbish)), mask, scoring)
         for actual, expected in zip(dirty, clean, strict=True):
             assert torch.equal(actual, expected)
         for gradient in dirty[2:4]:
@@ -342,7 +387,7 @@ def test_the_order_of_keys_before_the_padding_does_not_matter(kernel: Kernel) ->
     mask = across(Padding(torch.tensor([4, 4])))
     q, k, v = draw(mask)
     order = torch.tensor([2, 0, 3, 1, 4, 5, 6, 7, 8, 9])
-    assert_close(kernel(q, k[:, :, order], v[:, :, order], mask, SCALE), kernel(q, k, v, mask, SCALE), 1e-13)
+    assert_close(kernel(q, k[:, :, order], v[:, :, order], mask, PLAIN), kernel(q, k, v, mask, PLAIN), 1e-13)
 
 
 class LargestTensor(TorchDispatchMode):
@@ -365,7 +410,7 @@ def test_the_tiled_kernel_never_holds_all_scores(rule: Rule | None, bias: Bias |
     mask = Mask.square(rule, length, torch.device("cpu"))
     qkv = draw(mask)
     with LargestTensor() as seen:
-        with_gradients(TiledKernel(tile), qkv, mask, bias)
+        with_gradients(TiledKernel(tile), qkv, mask, replace(PLAIN, bias=bias, sinks_H=sinks()))
     assert seen.largest <= B * 4 * max(length * D, tile * tile)
     with LargestTensor() as seen:
         with_gradients(MathKernel(), qkv, mask)
@@ -382,10 +427,10 @@ def test_dropped_weights_keep_their_expectation(kernel: Kernel, name: str) -> No
         many = Mask(_Given(many._tensor[:, 0]), mask.q_slots, mask.num_keys, aligned=False)
     torch.manual_seed(0)
     qkv = draw(mask, dtype=torch.float32)
-    outs = kernel(*(tensor.repeat_interleave(times, 0) for tensor in qkv), many, SCALE, 0.3)
+    outs = kernel(*(tensor.repeat_interleave(times, 0) for tensor in qkv), many, PLAIN, 0.3)
     outs = outs.unflatten(0, (B, times))
     error = outs.std(1) / times**0.5
-    expected = kernel(*qkv, mask, SCALE)
+    expected = kernel(*qkv, mask, PLAIN)
     assert ((outs.mean(1) - expected).abs() <= 5 * error + 1e-6).all()
     assert outs.std(1).max() > 0.1
     if name == "everything-at-once":
@@ -414,20 +459,22 @@ LEARNED = Slope(torch.ones(4, dtype=torch.float64, requires_grad=True))
         ("sdpa", {"softcap": 2.0}, "soft cap"),
         ("sdpa", {"additive_HD": torch.ones(4, D, dtype=torch.float64)}, "additive scores"),
         ("sdpa", {"bias": LEARNED}, "gradient of a learned bias"),
+        ("sdpa", {"sinks_H": LEARNED.weight}, "gradient of sinks"),
     ],
 )
 def test_what_a_kernel_cannot_do_it_leaves_to_math_and_says_so_once(
     name: Any, options: dict[str, Any], feature: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     mask = MASKS["causal"]
-    qkv = draw(mask)
+    qkv, dropout = draw(mask), options.get("dropout", 0.0)
+    scoring = replace(PLAIN, **{key: value for key, value in options.items() if key != "dropout"})
     base._say.cache_clear()
     with caplog.at_level(logging.WARNING, logger="qkv"):
         torch.manual_seed(1)
-        out = new_kernel(name)(*qkv, mask, SCALE, **options)
-        new_kernel(name)(*qkv, mask, SCALE, **options)
+        out = new_kernel(name)(*qkv, mask, scoring, dropout)
+        new_kernel(name)(*qkv, mask, scoring, dropout)
     torch.manual_seed(1)
-    assert torch.equal(out, MathKernel()(*qkv, mask, SCALE, **options))
+    assert torch.equal(out, MathKernel()(*qkv, mask, scoring, dropout))
     (record,) = caplog.records
     for word in (name, feature, "math"):
         assert word in record.getMessage()
@@ -437,9 +484,10 @@ def test_a_bias_that_learns_nothing_is_no_reason_to_leave_a_kernel(caplog: pytes
     base._say.cache_clear()
     with caplog.at_level(logging.WARNING, logger="qkv"):
         for kernel in (SdpaKernel(), TiledKernel()):
-            kernel(*draw(MASKS["causal"]), MASKS["causal"], SCALE, 0.0, slope())
+            kernel(*draw(MASKS["causal"]), MASKS["causal"], replace(PLAIN, bias=slope(), sinks_H=sinks()))
         with torch.no_grad():
-            SdpaKernel()(*draw(MASKS["causal"]), MASKS["causal"], SCALE, 0.0, LEARNED)
+            learned = replace(PLAIN, bias=LEARNED, sinks_H=LEARNED.weight)
+            SdpaKernel()(*draw(MASKS["causal"]), MASKS["causal"], learned)
     assert caplog.records == []
 
 
@@ -447,7 +495,9 @@ def test_a_bias_that_learns_nothing_is_no_reason_to_leave_a_kernel(caplog: pytes
 
 
 @pytest.mark.parametrize("family", ["decoder", "encoder", "encoder-decoder"])
-@pytest.mark.parametrize(("name", "kind"), [("math", MathKernel), ("tiled", TiledKernel), ("sdpa", SdpaKernel)])
+@pytest.mark.parametrize(
+    ("name", "kind"), [("math", MathKernel), ("tiled", TiledKernel), ("sdpa", SdpaKernel), ("flex", FlexKernel)]
+)
 def test_a_kernel_is_chosen_for_every_attention_of_a_network(family: str, name: Any, kind: type[Kernel]) -> None:
     config = {"family": family, "vocab_size": 5, "d_model": 8, "num_layers": 2, "attention": {"num_heads": 2}}
     network = Transformer(ModelConfig.model_validate(config))
@@ -455,8 +505,9 @@ def test_a_kernel_is_chosen_for_every_attention_of_a_network(family: str, name: 
     kernels = [module.kernel for module in network.modules() if isinstance(module, Attention)]
     assert len(kernels) == {"decoder": 2, "encoder": 2, "encoder-decoder": 6}[family]
     assert {type(kernel) for kernel in kernels} == {kind}
+    assert kernels_of(network) == [name]
 
 
 def test_an_unknown_kernel_is_refused_with_the_names_there_are() -> None:
-    with pytest.raises(ValueError, match=r"flash.*math, tiled, sdpa"):
+    with pytest.raises(ValueError, match=r"flash.*math, tiled, sdpa, flex"):
         new_kernel("flash")  # type: ignore[arg-type]

@@ -30,6 +30,7 @@ from .matrix import (
     Case,
     Inputs,
     assert_equal,
+    assert_same,
     broken_rules,
     draw_inputs,
     in_float64,
@@ -96,7 +97,7 @@ def test_what_the_matrix_leaves_out_is_what_the_configuration_refuses(why: str) 
 def test_the_logits_vary_from_token_to_token(case: Case) -> None:
     logits = network_of(case)(**draw_inputs(case, 3, T, S, seed=10))
     assert variation(logits) > 200 * TOLERANCE
-    assert 0.1 < logits.abs().max() < 1e3
+    assert 0.1 < logits.abs().max() < 1e4  # DeepNorm without norms, read by a tied head: about 1500
 
 
 # --- tokens that may not matter ---------------------------------------------------------------------------------------
@@ -110,7 +111,7 @@ def test_a_changed_future_token_changes_no_earlier_logit(case: Case) -> None:
         ids = inputs["ids"].clone()
         ids[:, first:] = other_tokens(ids[:, first:])
         changed = network(**{**inputs, "ids": ids})
-        assert torch.equal(changed[:, :first], logits[:, :first])
+        assert_same(case, changed[:, :first], logits[:, :first])
         assert not torch.allclose(changed[:, first], logits[:, first], rtol=1e-3)
 
 
@@ -127,7 +128,7 @@ def test_a_changed_padding_token_changes_no_real_logit(case: Case) -> None:
     if case.segments:
         padded["segments"] = torch.where(real, inputs["segments"], 1 - inputs["segments"])
     changed = network(**padded, **lengths_of(case))
-    assert torch.equal(changed[real], logits[real])
+    assert_same(case, changed[real], logits[real])
     if case.has_source:
         other_source = {**inputs, "source": other_tokens(inputs["source"])}
         assert not torch.allclose(network(**other_source, **lengths_of(case))[real], logits[real], rtol=1e-3)
@@ -147,7 +148,7 @@ def test_what_stands_in_a_padded_feature_slot_never_reaches_a_real_logit(case: C
     features[torch.arange(features.shape[1]) >= lengths[:, None]] = rubbish
     real = torch.arange(T) < LENGTHS[:, None]
     dirty = network(**{**inputs, name: features}, **lengths_of(case))
-    assert torch.equal(dirty[real], logits[real])
+    assert_same(case, dirty[real], logits[real])
 
 
 @pytest.mark.parametrize("case", FEATURES, ids=str)
@@ -232,7 +233,7 @@ def test_a_changed_document_changes_no_logit_of_another(case: Case) -> None:
         after = network(**pack(case, others, padding=2)[0])
         for index, other in enumerate(places):
             if index != changed:
-                assert torch.equal(after[:, other], logits[:, other])
+                assert_same(case, after[:, other], logits[:, other])
         assert not torch.allclose(after[:, place], logits[:, place], rtol=1e-3)
 
 

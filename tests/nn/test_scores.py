@@ -264,6 +264,6 @@ def test_kernels_are_given_w_by_head() -> None:
     net = network(score="additive")
     given: list[Any] = []
     kernel: Kernel = net.decoder.blocks[0].attention("self").kernel
-    kernel.register_forward_pre_hook(lambda _, args: given.append(args[8]))
+    kernel.register_forward_pre_hook(lambda _, args: given.append(args[4].additive_HD))
     net(ids_of(1, 4))
     assert given[0].shape == (4, 4)

@@ -17,6 +17,8 @@ from transformers.models.whisper.modeling_whisper import WhisperEncoder
 from qkv.config.errors import UsageError
 from qkv.config.model import ModelConfig
 from qkv.nn import Transformer
+from qkv.nn.resize import for_image_size
+from qkv.nn.stem import resize_positions
 
 from .matrix import one_thread  # noqa: F401
 from .parity_weights import Tensors, copy_weights, randomise
@@ -76,6 +78,42 @@ def test_patches_are_cut_row_by_row_after_the_class_token(class_token: bool, bia
             expected.append(F.linear(patch, stem.convolution.weight.flatten(1), stem.convolution.bias))
     close(net.encoder_embedding(images, torch.arange(len(expected))[None]), torch.stack(expected, dim=1))
     assert (stem.convolution.bias is not None) == bias
+
+
+def test_registers_stand_between_the_class_token_and_the_patches() -> None:
+    net = network(input=IMAGES | {"num_registers": 2}, position={"kind": "none"})
+    images, stem = randn(2, 3, 8, 12), net.encoder_embedding.input
+    found = net.encoder_embedding(images, torch.arange(9)[None])
+    close(found[:, 0], stem.class_token.expand(2, -1))
+    close(found[:, 1:3], stem.registers.expand(2, -1, -1))
+    close(found[:, 3:], stem.convolution(images).flatten(2).mT)
+    assert stem.registers.std() > 0.1  # drawn, as the class token is
+
+
+def test_resized_positions_follow_rows_and_columns_and_the_others_stay() -> None:
+    """Half a step apart, positions that count rows and columns do so too, but for bicubic interpolation's waves."""
+    table = torch.cat((torch.full((3, 2), 77.0), torch.cartesian_prod(torch.arange(8.0), torch.arange(10.0))))
+    found = resize_positions(table, (8, 10), (16, 20))
+    assert torch.equal(found[:3], table[:3])
+    grid = found[3:].unflatten(0, (16, 20))
+    halves = (torch.cartesian_prod(torch.arange(16.0), torch.arange(20.0)) / 2 - 0.25).unflatten(0, (16, 20))
+    assert (grid - halves)[4:-4, 4:-4].abs().max() < 0.05
+    assert torch.equal(resize_positions(table, (8, 10), (8, 10)), table)
+
+
+@pytest.mark.parametrize("family", ["encoder", "encoder-decoder"])
+def test_a_network_for_another_image_size_has_the_same_weights_but_positions(family: str) -> None:
+    given = {"input": IMAGES} if family == "encoder" else {"encoder": {"input": IMAGES}}
+    net = network(family, **given)
+    resized = for_image_size(net, (12, 20))
+    before, after = net.state_dict(), resized.state_dict()
+    changed = [name for name in before if before[name].shape != after[name].shape]
+    assert changed == ["encoder_embedding.position.weight"]
+    assert all(torch.equal(before[name], after[name]) for name in before if name not in changed)
+    assert resized.config.stacks["encoder"].max_seq_len == len(after[changed[0]]) == 1 + 3 * 5
+    assert resized.encode(randn(1, 3, 12, 20)).shape == (1, 16, 16)
+    same = for_image_size(net, (8, 12)).encode(randn(1, 3, 8, 12))
+    close(same, net.encode(randn(1, 3, 8, 12)), 1e-6)  # positions go through float32
 
 
 def test_an_image_has_a_position_for_the_class_token_and_one_for_each_patch() -> None:

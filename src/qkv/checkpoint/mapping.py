@@ -94,6 +94,17 @@ class Reshaped:
         return tuple(tensor.reshape(self.theirs) for tensor in ours)
 
 
+class Stacked:
+    """One of ours published piece by piece, each without the first dimension: experts, each by itself."""
+
+    def load(self, theirs: Tensors) -> Tensors:
+        return (torch.stack(theirs),)
+
+    def save(self, ours: Tensors) -> Tensors:
+        (stacked,) = ours
+        return stacked.unbind()
+
+
 class Twice:
     """One of ours published under two names, of which only the first is in use."""
 

@@ -33,7 +33,7 @@ SHARD_BYTES = 5 * 10**9
 _ANOTHER_PART = 1000
 """How many differing keys a part counts for that an architecture does not have at all."""
 
-_TRAINING = ("init", "dropout", "output_dropout")
+_TRAINING = ("init", "dropout", "output_dropout", "balance_loss", "correction_rate")
 _LAYERWISE = ("attention", "cross_attention", "feed_forward", "layers")
 """Keys of a stack that its layers spell out."""
 

@@ -33,6 +33,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "fill-mask": ("qkv.cli.fill_mask:fill_mask", "Guess masked words."),
     "classify": ("qkv.cli.classify:classify", "Tell which class a text belongs to."),
     "embed": ("qkv.cli.embed:embed", "Turn texts into vectors."),
+    "caption": ("qkv.cli.caption:caption", "Write what is in images."),
     "transcribe": ("qkv.cli.transcribe:transcribe", "Write down what is said in a recording."),
     "fetch": ("qkv.cli.fetch:fetch", "Fetch a small public model, to be used by its name."),
     "convert": ("qkv.cli.convert:convert", "Write a model in another format."),

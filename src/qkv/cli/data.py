@@ -13,6 +13,8 @@ from qkv.cli.common import allow_option, json_option, print_json
 from qkv.config.errors import UsageError, printable
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from qkv.config.run import Config
     from qkv.data.describe import Row, Slot
     from qkv.data.prepare import Dataset, Prepared
@@ -97,19 +99,20 @@ def _told(count: dict[str, Any]) -> str:
 def _prepare(
     config: str, overrides: tuple[str, ...], allow: tuple[str, ...]
 ) -> tuple[Config, dict[str, Tokenizer], Prepared]:
-    """The configuration, its `tokenizer` and, where sources have their own, `source_tokenizer`, and the data."""
+    """The configuration, its `tokenizer` where there are texts and, where sources have their own, `source_tokenizer`,
+    and the data."""
     from qkv.config.paths import cache_folder
     from qkv.config.run import Config
     from qkv.data.prepare import prepare as tokenise
-    from qkv.data.tokenizers import tokenizer_for
+    from qkv.data.tokenizers import has_texts, tokenizer_for
 
     tree = Config.load(config, *overrides, allow=allow or None)
-    tokenizers = {"tokenizer": tokenizer_for(tree, cache_folder())}
+    tokenizers = {"tokenizer": tokenizer_for(tree, cache_folder())} if has_texts(tree) else {}
     if tree.tokenizer.source is not None:
         tokenizers["source_tokenizer"] = tokenizer_for(tree, cache_folder(), "source")
     prepared = tokenise(
         tree,
-        tokenizers["tokenizer"],
+        tokenizers.get("tokenizer"),
         cache_folder() / "data",
         source_tokenizer=tokenizers.get("source_tokenizer"),
     )
@@ -136,7 +139,7 @@ def show(
     from qkv.data.describe import batch_json, describe_batch
 
     tree, tokenizers, prepared = _prepare(config, overrides, allow)
-    tokenizer, train, length = tokenizers["tokenizer"], tree.train, tree.model.context
+    tokenizer, train, length = tokenizers.get("tokenizer"), tree.train, tree.model.context
     if not validation:
         loader = BatchLoader(
             prepared.train,
@@ -158,8 +161,11 @@ def show(
     if as_json:
         print_json(batch_json(batch))
         return
-    count, width = batch.inputs.shape
-    slots = f"{width} slots" if batch.source is None else f"{batch.source.shape[1]} source and {width} target slots"
+    count, width = batch.inputs.shape[:2]
+    slots = _shape(batch.inputs) if batch.inputs.is_floating_point() else f"{width} slots"
+    if batch.source is not None:
+        read = _shape(batch.source) if batch.source.is_floating_point() else f"{batch.source.shape[1]} source"
+        slots = f"{read} and {width} target slots"
     click.echo(f"{count} rows of {slots}, {batch.target_count:,} targets, {tree.objective.kind}", err=True)
     table = describe_batch(
         batch,
@@ -170,7 +176,13 @@ def show(
     )
     for number, row in enumerate(table[:rows]):
         click.echo(f"row {number}" if row.label is None else f"row {number}, label {_quoted(row.label).rstrip()}")
-        _draw_pair(row) if row.source else _draw(row)
+        if row.slots:
+            _draw_pair(row) if row.source else _draw(row)
+
+
+def _shape(features: Tensor) -> str:
+    """The size of each, in place of slots."""
+    return " x ".join(map(str, features.shape[1:]))
 
 
 def _draw(row: Row) -> None:

@@ -64,6 +64,12 @@ def _use(run: Path, config: Config) -> str:
     """The command that does what the model has learnt."""
     place = shlex.quote(str(run))
     match config.objective.kind:
+        case "translate" if config.data.kind == "images":
+            return f"qkv caption {place} IMAGE"
+        case "translate" if config.data.kind == "audio":
+            return f"qkv transcribe {place} AUDIO"
+        case "classify" if config.data.kind in ("images", "audio"):
+            return f"qkv classify {place} FILE"
         case "translate":
             return f"qkv translate {place} FILE"
         case "classify":

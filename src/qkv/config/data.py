@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import ValidationInfo, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from qkv.config.base import Kinds, Node, Part, contradiction
@@ -46,6 +46,9 @@ class DataConfig(Part):
 
     `bad_bytes`: what to do with bytes that are not UTF-8: stop with file and offset, replace by U+FFFD, or drop them.
     """
+
+    reads: ClassVar[str] = "tokens"
+    """The kind of input by which a model reads them."""
 
     train: Files | SideFiles = ()
     validation: float | Files | SideFiles = 0.02
@@ -131,4 +134,52 @@ class LabelledDataConfig(ListedDataConfig):
         return self
 
 
-Data = Annotated[DataConfig, Kinds(TextDataConfig, JsonlDataConfig, ParallelDataConfig, LabelledDataConfig)]
+class MediaDataConfig(ListedDataConfig):
+    """Files, each with a text to be written or a label, as the objective asks: tables of them, TSV or CSV with a header
+    or JSONL, whose columns are `file_key` and `text_key` or `label_key`; files are looked for beside the table. Or
+    folders with a folder for each text or label, which is its name.
+
+    A file too long for the model's context, or with an empty text, is left out, and the number of those is said.
+    """
+
+    file_key: str
+    text_key: str = "text"
+    label_key: str = "label"
+
+    @model_validator(mode="after")
+    def _keys_differ(self) -> Self:
+        for name in ("text_key", "label_key"):
+            if getattr(self, name) == self.file_key:
+                raise contradiction("data.file_key", f"data.{name}", "they are the same key", "two keys")
+        return self
+
+
+class ImagesDataConfig(MediaDataConfig):
+    """Image files (PNG, JPEG, ...), read as one of the model's size and channels: 0 .. 1, minus `mean`, over `std`,
+    each one number or one per channel. Training moves an image by up to `shift` pixels each way, drawn anew every time;
+    what comes in from beyond its border looks like the border."""
+
+    reads: ClassVar[str] = "patches"
+    kind: Literal["images"] = "images"
+    file_key: str = "image"
+    mean: float | tuple[float, ...] = 0.5
+    std: float | tuple[float, ...] = 0.5
+    shift: int = Field(0, ge=0, le=2**10)
+
+
+class AudioDataConfig(MediaDataConfig):
+    """WAV files, read as log-mel features of as much sound as the model's context holds, silence after it. Training
+    hides up to `mask_mels` neighbouring mels and `mask_frames` frames, drawn anew every time (SpecAugment, with one
+    mask of each kind: Park et al. 2019, arXiv 1904.08779)."""
+
+    reads: ClassVar[str] = "log-mel"
+    kind: Literal["audio"] = "audio"
+    file_key: str = "audio"
+    mask_mels: int = Field(0, ge=0, le=2**10)
+    mask_frames: int = Field(0, ge=0, le=2**20)
+
+
+Data = Annotated[
+    DataConfig,
+    Kinds(TextDataConfig, JsonlDataConfig, ParallelDataConfig, LabelledDataConfig, ImagesDataConfig, AudioDataConfig),
+]

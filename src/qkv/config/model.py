@@ -33,15 +33,31 @@ from qkv.config.parts import (
     RMSNormConfig,
     TokenInputConfig,
 )
-from qkv.config.positions import Position, RopeConfig, SinusoidalConfig
-from qkv.config.residuals import AttentionResidualsConfig, DeepNormConfig, PlainResidualConfig, Residual
+from qkv.config.positions import NoPositionConfig, Position, RopeConfig, SinusoidalConfig
+from qkv.config.residuals import (
+    AttentionResidualsConfig,
+    DeepNormConfig,
+    NoResidualConfig,
+    PlainResidualConfig,
+    Residual,
+)
 
 # --- blocks, stacks, the model ----------------------------------------------------------------------------------------
 
 MAX_LAYERS = 4096
 """Far above any real model: a hostile file must not make building one take for ever."""
 
-BLOCK_KEYS = ("norm", "position", "attention", "cross_attention", "feed_forward", "parallel", "residual", "dropout")
+BLOCK_KEYS = (
+    "norm",
+    "position",
+    "attention",
+    "cross_attention",
+    "cross_gate",
+    "feed_forward",
+    "parallel",
+    "residual",
+    "dropout",
+)
 """The shared keys that a layer may override."""
 
 
@@ -51,12 +67,16 @@ with one norm for both (GPT-J, Phi), or one each (GPT-NeoX)."""
 
 
 class BlockConfig(Node):
-    """One layer, complete. `cross_attention` is None where there is nothing to attend to."""
+    """One layer, complete. `cross_attention` is None where there is nothing to attend to, and where `layers` says null.
+    `cross_gate`: its output is multiplied by tanh(a), a learned number that starts at 0, so that a new source changes
+    nothing at first (Flamingo).
+    """
 
     norm: Norm = RMSNormConfig()
     position: Position = RopeConfig()
     attention: Attention = StandardAttentionConfig()
     cross_attention: Attention | None = None
+    cross_gate: bool = False
     feed_forward: FeedForward = DenseFeedForwardConfig()
     parallel: Parallel = "none"
     residual: Residual = PlainResidualConfig()
@@ -66,7 +86,9 @@ class BlockConfig(Node):
 class StackConfig(Node):
     """One tower. `dropout` acts on every sublayer's output before it is written, and on the embedding sum.
 
-    `share_layers`: one layer's parameters serve all layers (ALBERT).
+    `share_layers`: one layer's parameters serve all layers (ALBERT). `num_queries`, of an encoder: so many learned
+    vectors run through the layers instead of the input's, attend to the input and to each other, and are the output
+    (Flamingo's Perceiver resampler).
     """
 
     vocab_size: VocabSize | None = None
@@ -80,10 +102,12 @@ class StackConfig(Node):
     norm: Norm = RMSNormConfig()
     attention: Attention = StandardAttentionConfig()
     cross_attention: Attention | None = None
+    cross_gate: bool = False
     feed_forward: FeedForward = DenseFeedForwardConfig()
     parallel: Parallel = "none"
     residual: Residual = PlainResidualConfig()
     share_layers: bool = False
+    num_queries: Length | None = None
     layers: tuple[BlockConfig, ...] = ()
 
     @model_validator(mode="after")
@@ -105,6 +129,7 @@ class StackConfig(Node):
         self._check_residual()
         self._check_value_residual()
         self._check_blocks()
+        self._check_queries()
         self._check_input()
         return self
 
@@ -145,10 +170,9 @@ class StackConfig(Node):
                     "positions added to the embedding cannot differ from layer to layer",
                     "position.kind=rope or none in `layers`",
                 )
-            if isinstance(layer.position, RopeConfig) and isinstance(layer.attention, StandardAttentionConfig):
-                assert layer.attention.head_dim is not None
-                layer.position.check_head(layer.attention.head_dim)
-            if isinstance(layer.cross_attention, StandardAttentionConfig) and layer.cross_attention.window:
+            if isinstance(layer.position, RopeConfig):
+                layer.attention.check_rope(layer.position)
+            if getattr(layer.cross_attention, "window", None):
                 raise contradiction(
                     "cross_attention.window",
                     "attention.window",
@@ -232,10 +256,34 @@ class StackConfig(Node):
                     f"two norms stand before two functions, and {layer.norm.placement} has none there",
                     "norm.placement=pre, or parallel=one-norm",
                 )
+            if layer.cross_gate and layer.cross_attention and isinstance(layer.residual, NoResidualConfig):
+                raise contradiction(
+                    "cross_gate", "residual.kind", "a closed gate would leave nothing in the stream", "cross_gate=false"
+                )
         if self.share_layers and len(set(self.layers)) > 1:
             raise contradiction(
                 "share_layers", "layers", "layers that share all parameters are all alike", "share_layers=false"
             )
+
+    def _check_queries(self) -> None:
+        if self.num_queries is None:
+            return
+        for layer in self.layers:
+            if not layer.position.absolute and not isinstance(layer.position, NoPositionConfig):
+                raise contradiction(
+                    "num_queries",
+                    "position.kind",
+                    f"learned queries have no place in the input, and {layer.position.kind} needs one",
+                    "position.kind=sinusoidal, learned or none",
+                )
+            if getattr(layer.attention, "window", None):
+                raise contradiction(
+                    "num_queries", "attention.window", "learned queries read the whole input", "attention.window=null"
+                )
+            if layer.parallel != "none":
+                raise contradiction(
+                    "num_queries", "parallel", "a parallel block reads nothing but its own stream", "parallel=none"
+                )
 
     @property
     def final_norm(self) -> bool:
@@ -248,9 +296,14 @@ Family = Literal["decoder", "encoder", "encoder-decoder"]
 
 class ModelConfig(StackConfig):
     """A Transformer of any family. Of an encoder-decoder, `encoder` and `decoder` are the complete stacks; a
-    decoder-only or encoder-only model is itself its one stack."""
+    decoder-only or encoder-only model is itself its one stack.
+
+    `prefix`, of a decoder: the tokens of a text's beginning (its prompt) see each other, those after it what came
+    before (a prefix-LM: Raffel et al. 2019, arXiv 1910.10683, 3.2.1).
+    """
 
     family: Family = "decoder"
+    prefix: bool = False
     tie_embeddings: Literal["none", "head", "source-target", "all"] = "none"
     head: Head | None = None
     init: Init = NormalInitConfig()
@@ -265,7 +318,8 @@ class ModelConfig(StackConfig):
         data = dict(data)
         family = data.get("family", "decoder")
         if family == "encoder-decoder":
-            shared = {key: data[key] for key in StackConfig.model_fields if key in data and key != "input"}
+            own_to_a_side = ("input", "num_queries")
+            shared = {key: data[key] for key in StackConfig.model_fields if key in data and key not in own_to_a_side}
             for side in ("encoder", "decoder"):
                 own = data.get(side)
                 if isinstance(own, StackConfig):
@@ -273,6 +327,7 @@ class ModelConfig(StackConfig):
                 stack = merge(shared, own or {})
                 if side == "encoder":
                     stack.pop("cross_attention", None)
+                    stack.pop("cross_gate", None)
                     if _reads_images(stack) and "max_seq_len" not in (own or {}):
                         stack.pop("max_seq_len", None)  # an image says itself how many vectors it becomes
                 data[side] = _spell_stack(stack, attends_source=side == "decoder")
@@ -304,9 +359,40 @@ class ModelConfig(StackConfig):
             raise contradiction(
                 "family", "cross_attention", "there is no source to attend to", "family=encoder-decoder"
             )
+        self._check_source()
+        if self.prefix and self.family != "decoder":
+            raise contradiction(
+                "prefix",
+                "family",
+                f"a model of family {self.family} reads its source in both directions",
+                "prefix=false",
+            )
         self._check_tying(head)
         self._complete_deepnorm()
         return self
+
+    def _check_source(self) -> None:
+        """Which stacks may read a source, and that one does where there is a source."""
+        for key, stack in (("num_queries", self), ("decoder.num_queries", self.decoder)):
+            if stack is not None and stack.num_queries is not None:
+                raise contradiction(
+                    key, "family", "learned queries read for a decoder", "encoder.num_queries in an encoder-decoder"
+                )
+        if self.encoder is None or self.decoder is None:
+            if any(layer.cross_gate for layer in self.layers):
+                raise contradiction("family", "cross_gate", "there is no cross-attention", "family=encoder-decoder")
+            return
+        if any(layer.cross_attention for layer in self.encoder.layers):
+            raise contradiction(
+                "encoder.layers[].cross_attention", "family", "an encoder attends to no source", "decoder.layers"
+            )
+        if not any(layer.cross_attention for layer in self.decoder.layers):
+            raise contradiction(
+                "decoder.layers[].cross_attention",
+                "family",
+                "no layer would read what the encoder makes",
+                "cross_attention in one layer at least, or family=decoder",
+            )
 
     def _complete_deepnorm(self) -> None:
         """Fill in what DeepNorm derives from the depths. A decoder layer with cross-attention has three sublayers."""
@@ -318,7 +404,8 @@ class ModelConfig(StackConfig):
             elif side == "encoder":
                 residual = stack.residual.complete(stack.num_layers, self.decoder.num_layers)
             else:
-                residual = stack.residual.complete(1.5 * stack.num_layers)
+                cross = sum(layer.cross_attention is not None for layer in stack.layers)
+                residual = stack.residual.complete(stack.num_layers + cross / 2)
             layers = tuple(layer.model_copy(update={"residual": residual}) for layer in stack.layers)
             stack.__dict__.update(residual=residual, layers=layers)
 
@@ -404,7 +491,8 @@ def _spell_stack(stack: Mapping[str, Any], *, attends_source: bool) -> dict[str,
     entries: list[Any] = list(stack.get("layers") or [{}])
     for entry in entries:
         if isinstance(entry, BlockConfig):
-            pattern.append(entry)
+            says = "cross_attention" in entry.model_fields_set
+            pattern.append(_with_cross_attention(dict(entry)) if attends_source and not says else entry)
             continue
         if not isinstance(entry, Mapping):
             raise PydanticCustomError(
@@ -416,20 +504,17 @@ def _spell_stack(stack: Mapping[str, Any], *, attends_source: bool) -> dict[str,
             raise PydanticCustomError(
                 "repeat", "`layers[].repeat` is a whole number from 1, got {repeat}", {"repeat": repr(repeat)}
             )
-        pattern.extend([merge(shared, own)] * min(repeat, count))
-    if attends_source:
-        pattern = [_with_cross_attention(layer) for layer in pattern]
+        layer = merge(shared, own)
+        if attends_source and own.get("cross_attention", {}) is not None:
+            layer = _with_cross_attention(layer)
+        pattern.extend([layer] * min(repeat, count))
     stack["layers"] = [pattern[index % len(pattern)] for index in range(count)]
     return stack
 
 
-def _with_cross_attention(layer: Any) -> Any:
+def _with_cross_attention(layer: Mapping[str, Any]) -> dict[str, Any]:
     """Cross-attention is shaped like the layer's self-attention unless it says otherwise, and never has a window, nor a
     value residual."""
-    if isinstance(layer, BlockConfig):
-        if layer.cross_attention is not None:
-            return layer
-        layer = dict(layer)
     attention = layer.get("attention") or {}
     attention = dict(attention)
     if attention.get("window") is not None:

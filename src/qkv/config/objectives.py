@@ -32,6 +32,14 @@ class CausalObjectiveConfig(ObjectiveConfig):
     kind: Literal["causal"] = "causal"
 
 
+class PrefixObjectiveConfig(ObjectiveConfig):
+    """Every next token of what follows a prefix, whose tokens see each other (arXiv 1910.10683, 3.2.1). Its length, of
+    one token to all but the last, is drawn anew every time."""
+
+    families: ClassVar[tuple[Family, ...]] = ("decoder",)
+    kind: Literal["prefix"] = "prefix"
+
+
 class MaskedObjectiveConfig(ObjectiveConfig):
     """BERT: `rate` of the tokens are targets; of these 80 % become [MASK], 10 % a random token, 10 % stay."""
 
@@ -41,14 +49,14 @@ class MaskedObjectiveConfig(ObjectiveConfig):
 
 
 class TranslateObjectiveConfig(ObjectiveConfig):
-    """Every next token of the target, given its source.
+    """Every next token of the target, given its source: a text, an image or a recording.
 
     `measure` is what validation is judged by beside the loss, on translations of the first `measure_examples` sources
     by greedy decoding; sources that repeat are one example with several right answers for exact-match.
     """
 
     families: ClassVar[tuple[Family, ...]] = ("encoder-decoder",)
-    data_kinds: ClassVar[tuple[str, ...]] = ("parallel",)
+    data_kinds: ClassVar[tuple[str, ...]] = ("parallel", "images", "audio")
     kind: Literal["translate"] = "translate"
     measure: Literal["bleu", "chrf", "exact-match", "word-error-rate", "character-error-rate"] = "bleu"
     measure_examples: Count = 500
@@ -75,12 +83,13 @@ class SpanObjectiveConfig(ObjectiveConfig):
 
 
 class ClassifyObjectiveConfig(ObjectiveConfig):
-    """The label of a text. `labels` names the classes in the order of their numbers; null: those of the training data,
-    sorted. `token_dropout` is the share of a text's tokens that training hides behind the mask token, drawn anew every
-    time (word dropout: Iyyer et al. 2015). `measure` is what validation is judged by beside the loss."""
+    """The label of a text, an image or a recording. `labels` names the classes in the order of their numbers; null:
+    those of the training data, sorted. `token_dropout` is the share of a text's tokens that training hides behind the
+    mask token, drawn anew every time (word dropout: Iyyer et al. 2015). `measure` is what validation is judged by
+    beside the loss."""
 
     families: ClassVar[tuple[Family, ...]] = ("encoder", "decoder")
-    data_kinds: ClassVar[tuple[str, ...]] = ("labelled",)
+    data_kinds: ClassVar[tuple[str, ...]] = ("labelled", "images", "audio")
     kind: Literal["classify"] = "classify"
     labels: tuple[str, ...] | None = Field(None, min_length=2)
     token_dropout: Probability = 0.0
@@ -112,6 +121,7 @@ Objective = Annotated[
     ObjectiveConfig,
     Kinds(
         CausalObjectiveConfig,
+        PrefixObjectiveConfig,
         MaskedObjectiveConfig,
         TranslateObjectiveConfig,
         DenoiseObjectiveConfig,

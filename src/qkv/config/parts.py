@@ -113,7 +113,8 @@ class FeatureInputConfig(InputConfig):
 
 class PatchInputConfig(InputConfig):
     """Images [B, channels, height, width] of `image_size` (one number: square), cut into squares of `patch_size`. Each
-    is projected to d_model, row by row, after a learned `class_token`."""
+    is projected to d_model, row by row, after a learned `class_token` and `num_registers` more learned vectors, which
+    give attention a place to keep things (Darcet et al. 2023, arXiv 2309.16588)."""
 
     reads: ClassVar[str] = "images"
     mixes: ClassVar[bool] = True
@@ -122,6 +123,7 @@ class PatchInputConfig(InputConfig):
     patch_size: ImageSide = 16
     channels: int = Field(3, ge=1, le=2**10)
     class_token: bool = True
+    num_registers: int = Field(0, ge=0, le=2**10)
     bias: bool = True
 
     @field_validator("image_size")
@@ -146,13 +148,19 @@ class PatchInputConfig(InputConfig):
         return (self.image_size, self.image_size) if isinstance(self.image_size, int) else self.image_size
 
     @property
+    def grid(self) -> tuple[int, int]:
+        """Rows and columns of patches."""
+        height, width = self.image_shape
+        return height // self.patch_size, width // self.patch_size
+
+    @property
     def axes(self) -> tuple[str | int, ...]:
         return ("B", self.channels, *self.image_shape)
 
     @property
     def fixed_length(self) -> int:
-        height, width = self.image_shape
-        return (height // self.patch_size) * (width // self.patch_size) + self.class_token
+        rows, columns = self.grid
+        return self.class_token + self.num_registers + rows * columns
 
     def length(self, size: Any) -> int:
         return self.fixed_length

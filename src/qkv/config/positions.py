@@ -56,7 +56,8 @@ class YarnScalingConfig(RopeScalingConfig):
     to whole channels.
 
     `attention_factor: null` is m(1) for m(a) = 0.1 a ln(factor) + 1, or m(mscale) / m(mscale_all_dim) where both are
-    given. DeepSeek multiplies all scores by m(mscale_all_dim)^2 besides, which is said by `attention.scale`.
+    given. Latent attention multiplies its scores by m(mscale_all_dim)^2 besides (DeepSeek); for standard attention that
+    is said by `attention.scale`.
     """
 
     kind: Literal["yarn"] = "yarn"
@@ -132,30 +133,30 @@ class RopeConfig(PositionConfig):
         """The number of channels that rotate."""
         return int(self.fraction * head_dim)
 
-    def check_head(self, head_dim: int) -> None:
-        """Raise an error that names both keys where heads of this width cannot rotate so."""
+    def check_head(self, head_dim: int, key: str = "attention.head_dim") -> None:
+        """Raise an error that names both keys where heads of this width, said by `key`, cannot rotate so."""
         width = self.rotary_width(head_dim)
         if width % 2 or not width:
             raise contradiction(
                 "position.fraction",
-                "attention.head_dim",
+                key,
                 f"{width} of {head_dim} channels would rotate, and they rotate in pairs",
-                "an even head_dim and a fraction that leaves an even number of channels",
+                f"an even {key} and a fraction that leaves an even number of channels",
             )
         if isinstance(self.scaling, DynamicScalingConfig) and width == 2:
             raise contradiction(
                 "position.scaling.kind",
-                "attention.head_dim",
+                key,
                 "one pair of channels turns by 1 per position whatever theta is",
-                "a head_dim from 4",
+                f"{key}=4 or more",
             )
         if isinstance(self.scaling, LongRopeScalingConfig):
-            for key in ("short_factor", "long_factor"):
-                count = len(getattr(self.scaling, key))
+            for factors in ("short_factor", "long_factor"):
+                count = len(getattr(self.scaling, factors))
                 if count != width // 2:
                     raise contradiction(
-                        f"position.scaling.{key}",
-                        "attention.head_dim",
+                        f"position.scaling.{factors}",
+                        key,
                         f"{count} factors for {width // 2} pairs of channels",
                         "one factor for each pair",
                     )
@@ -163,11 +164,13 @@ class RopeConfig(PositionConfig):
 
 class SinusoidalConfig(PositionConfig):
     """Fixed sines and cosines: interleaved (sin, cos, sin, cos, ...) as in 2017, concatenated (all sines, then all
-    cosines: Marian), or tensor2tensor, which is concatenated with other frequencies (Whisper)."""
+    cosines: Marian), or tensor2tensor, which is concatenated with other frequencies (Whisper). The first token stands
+    at `offset` (M2M-100: 2)."""
 
     absolute: ClassVar[bool] = True
     kind: Literal["sinusoidal"] = "sinusoidal"
     layout: Literal["interleaved", "concatenated", "tensor2tensor"] = "interleaved"
+    offset: int = Field(0, ge=0, le=MAX_WIDTH)
 
 
 class LearnedConfig(PositionConfig):

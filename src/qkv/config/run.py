@@ -10,11 +10,16 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, model_validator
 
 from qkv.config.base import MAX_COUNT, Count, Kinds, Node, Part, contradiction
-from qkv.config.data import Data, Side, TextDataConfig
+from qkv.config.data import Data, MediaDataConfig, Side, TextDataConfig
 from qkv.config.model import ModelConfig
 from qkv.config.numbers import MAX_VOCAB, Probability, VocabSize
-from qkv.config.objectives import CausalObjectiveConfig, ClassifyObjectiveConfig, Objective
-from qkv.config.parts import ClassifierHeadConfig, TokenInputConfig
+from qkv.config.objectives import (
+    CausalObjectiveConfig,
+    ClassifyObjectiveConfig,
+    Objective,
+    PrefixObjectiveConfig,
+)
+from qkv.config.parts import ClassifierHeadConfig, InputConfig
 
 # --- tokenizer --------------------------------------------------------------------------------------------------------
 
@@ -176,18 +181,29 @@ class GenerationConfig(Node):
 
 
 _USUAL_DATA = {"translate": "parallel", "classify": "labelled"}
+_DATA_OF_INPUT = {"patches": "images", "log-mel": "audio"}
 _SIDES: dict[str, Side] = {"encoder": "source", "decoder": "target"}
 """What each stack reads."""
 
 
 def _usual_objective(model: Any) -> str:
-    """The objective of a model that names none: by its head where that classifies, else by its family."""
+    """The objective of a model that names none: by its head where that classifies, else by its family and mask."""
     known = model if isinstance(model, Mapping) else vars(model) if isinstance(model, ModelConfig) else {}
     head = known.get("head")
     if (head.get("kind") if isinstance(head, Mapping) else getattr(head, "kind", None)) == "classifier":
         return "classify"
     family = known.get("family", "decoder")
+    if family == "decoder" and known.get("prefix"):
+        return "prefix"
     return {"encoder": "masked", "encoder-decoder": "translate"}.get(family, "causal")
+
+
+def _usual_data(model: Any, objective: str) -> str:
+    """The kind of data that an objective learns from: what the model's first stack reads, where that is no text."""
+    for name in ("encoder", "input", "kind"):
+        inner = model.get(name) if isinstance(model, Mapping) else getattr(model, name, None)
+        model = model if inner is None and name == "encoder" else inner
+    return _DATA_OF_INPUT.get(str(model), _USUAL_DATA.get(objective, "text"))
 
 
 class Config(Node):
@@ -203,7 +219,8 @@ class Config(Node):
     @model_validator(mode="before")
     @classmethod
     def _usual_objective_and_data(cls, data: Any) -> Any:
-        """What is not said follows from what is: the objective from the family and the head, the data from it."""
+        """What is not said follows from what is: the objective from the family and the head, the data from it, and from
+        the objective `prefix` that the model has one."""
         if not isinstance(data, Mapping):
             return data
         data = dict(data)
@@ -211,9 +228,11 @@ class Config(Node):
         if isinstance(objective, Mapping) and not objective.get("kind"):
             data["objective"] = objective = {**objective, "kind": _usual_objective(data.get("model"))}
         kind = objective.get("kind") if isinstance(objective, Mapping) else getattr(objective, "kind", None)
+        if kind == "prefix" and isinstance(data.get("model"), Mapping):
+            data["model"] = {"prefix": True, **data["model"]}
         files = data.get("data") or {}
         if isinstance(files, Mapping) and not files.get("kind"):
-            usual = "parallel" if isinstance(files.get("train"), Mapping) else _USUAL_DATA.get(str(kind), "text")
+            usual = "parallel" if isinstance(files.get("train"), Mapping) else _usual_data(data.get("model"), str(kind))
             data["data"] = {**files, "kind": usual}
         return data
 
@@ -237,6 +256,13 @@ class Config(Node):
                 f"{objective.kind} does not train a head of kind {head.kind if head else None}",
                 "model.head.kind=classifier" if classifies else f"objective.kind={_usual_objective(self.model)}",
             )
+        if objective.module is None and self.model.prefix != isinstance(objective, PrefixObjectiveConfig):
+            raise contradiction(
+                "objective.kind",
+                "model.prefix",
+                f"{objective.kind} trains a decoder {'without' if self.model.prefix else 'with'} a prefix",
+                f"model.prefix={str(not self.model.prefix).lower()}",
+            )
         if isinstance(head, ClassifierHeadConfig) and family == "decoder" and head.pooling == "first":
             raise contradiction(
                 "model.family",
@@ -251,21 +277,26 @@ class Config(Node):
                 f"{objective.kind} is not learnt from {self.data.kind} data",
                 f"data.kind={objective.data_kinds[0]}",
             )
-        for side, stack in self.model.stacks.items():
-            if objective.module is None and self.data.train and not isinstance(stack.input, TokenInputConfig):
-                key = f"model.{side}.input.kind" if len(self.model.stacks) == 2 else "model.input.kind"
-                raise contradiction(
-                    "objective.kind",
-                    key,
-                    f"{objective.kind} is learnt from text, which is read as tokens",
-                    f"{key}=tokens",
-                )
+        first: InputConfig = next(iter(self.model.stacks.values())).input
+        known = objective.module is None and self.data.module is None
+        if known and self.data.train and first.kind != self.data.reads:
+            key = "model.encoder.input.kind" if family == "encoder-decoder" else "model.input.kind"
+            raise contradiction(
+                "data.kind",
+                key,
+                f"{self.data.kind} data are read as {self.data.reads}, not as {first.kind}",
+                f"{key}={self.data.reads}",
+            )
         if self.tokenizer.source is not None and family != "encoder-decoder":
             raise contradiction(
                 "tokenizer.source",
                 "model.family",
                 f"a model of family {family} reads one kind of text",
                 "one tokenizer, or model.family=encoder-decoder",
+            )
+        if self.tokenizer.source is not None and isinstance(self.data, MediaDataConfig):
+            raise contradiction(
+                "tokenizer.source", "data.kind", f"{self.data.kind} data have one kind of text", "one tokenizer"
             )
         if self.tokenizer.source is not None and "parallel" not in objective.data_kinds:
             raise contradiction(

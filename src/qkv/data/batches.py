@@ -25,7 +25,8 @@ class BatchLoader:
     Rows of one length (causal, masked): a step takes `batch_tokens // max_seq_len` of them, at least one, and may span
     two epochs. A full row has `max_seq_len` target tokens under the causal objective; under the masked one all its
     tokens count here, chosen or not. Rows of their own lengths: a step takes rows of similar length, as many as
-    `batch_tokens` target tokens hold (of texts with a label: tokens), at least one; an epoch ends with a step.
+    `batch_tokens` target tokens hold (of texts with a label: tokens; of images and sound with a label: so many of
+    them), at least one; an epoch ends with a step.
     `micro_batch_tokens` bounds the micro-batches of a step (None: the whole step at once) in the same way, but that of
     rows with two sides it counts the longer one: it is there for the memory.
 
@@ -40,7 +41,7 @@ class BatchLoader:
         self,
         data: Dataset,
         objective: ObjectiveConfig,
-        tokenizer: Tokenizer,
+        tokenizer: Tokenizer | None,
         *,
         max_seq_len: int,
         batch_tokens: int,
@@ -220,7 +221,7 @@ def _check_shares(rows: int, world_size: int, max_seq_len: int) -> None:
 
 
 def validation_batches(
-    data: Dataset, objective: ObjectiveConfig, tokenizer: Tokenizer, *, max_seq_len: int, batch_tokens: int
+    data: Dataset, objective: ObjectiveConfig, tokenizer: Tokenizer | None, *, max_seq_len: int, batch_tokens: int
 ) -> Iterator[Batch]:
     """The whole data set once, in batches as training takes them: of `batch_tokens // max_seq_len` rows (at least one)
     in their order, or of rows of similar length.

@@ -1,9 +1,16 @@
-"""Ids on disk: files are tokenised once, into a folder that later runs map into memory.
+"""What files become, on disk: they are read once, into a folder that later runs map into memory. Texts become ids:
 
     <key>/tokens.bin     all ids, document after document, uint16 or uint32 (the manifest's `dtype`), little-endian
     <key>/index.bin      int64 [D + 1]: where each document begins in tokens.bin, and the end of the last one
     <key>/hashes.bin     uint64 [D]: the content of each document, for the split into training and validation
     <key>/manifest.json  what the folder was made from; written last
+
+Images and sound become what their encoder reads, as `qkv.data.media` says:
+
+    <key>/values.bin     the array of each file, one after the other, little-endian
+    <key>/sizes.bin      int64 [D]: how many vectors the encoder makes of it
+    <key>/hashes.bin     uint64 [D]: the content of each file
+    <key>/manifest.json
 
 A folder appears by rename, whole or not at all; it is used only if its manifest fits the request and its files.
 """
@@ -18,7 +25,7 @@ import shutil
 import tempfile
 import time
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,27 +52,32 @@ _ABANDONED_S = 3600
 
 
 @dataclass(frozen=True)
-class TokenFiles:
-    """One tokenised list of files. `reused` says that it was on disk already."""
+class StoredFiles:
+    """What one list of files became. `reused` says that it was on disk already."""
 
     folder: Path
     manifest: dict[str, Any]
     reused: bool
 
     @property
+    def hashes(self) -> NDArray[np.uint64]:
+        """Content of the documents, images or recordings [D]."""
+        return map_file(self.folder / "hashes.bin", "uint64")
+
+
+@dataclass(frozen=True)
+class TokenFiles(StoredFiles):
+    """One tokenised list of files."""
+
+    @property
     def tokens(self) -> NDArray[np.unsignedinteger[Any]]:
         """All ids [N], mapped read-only."""
-        return _map(self.folder / "tokens.bin", self.manifest["dtype"])
+        return map_file(self.folder / "tokens.bin", self.manifest["dtype"])
 
     @property
     def offsets(self) -> NDArray[np.int64]:
         """Where documents begin, and the last one ends [D + 1]."""
-        return _map(self.folder / "index.bin", "int64")
-
-    @property
-    def hashes(self) -> NDArray[np.uint64]:
-        """Content of the documents [D]."""
-        return _map(self.folder / "hashes.bin", "uint64")
+        return map_file(self.folder / "index.bin", "int64")
 
 
 def tokenise(
@@ -90,24 +102,54 @@ def tokenise(
     changes while it is read.
     """
     request = _request(options, tokenizer, start_ids)
+    width = np.dtype(request["dtype"]).itemsize
+
+    def sizes(manifest: dict[str, Any]) -> dict[str, int]:
+        documents = manifest["documents"]
+        return {
+            "tokens.bin": manifest["tokens"] * width,
+            "index.bin": (documents + 1) * 8,
+            "hashes.bin": documents * 8,
+        }
+
+    def write(folder: Path) -> dict[str, Any]:
+        return _write_ids(folder, pieces, tokenizer, request)
+
+    return TokenFiles(*stored(files, request, cache_dir, sizes=sizes, write=write, needed=_bytes_of_ids(files, width)))
+
+
+def stored(
+    files: Sequence[str],
+    request: dict[str, Any],
+    cache_dir: Path,
+    *,
+    sizes: Callable[[dict[str, Any]], dict[str, int]],
+    write: Callable[[Path], dict[str, Any]],
+    needed: int,
+) -> tuple[Path, dict[str, Any], bool]:
+    """The folder of what `files` became, its manifest, and whether it was there already.
+
+    request: all that decides what the same bytes become (plain JSON). write: makes the files in a folder, of about
+    `needed` bytes, and says what is counted; sizes: how large they are by a manifest with these counts.
+    """
     paths = [str(Path(file).absolute()) for file in files]
     key = hashlib.sha256(json.dumps([request, paths]).encode()).hexdigest()[:16]
     folder = cache_dir / key
-    if manifest := _usable_manifest(folder, request, files):
-        return TokenFiles(folder, manifest, reused=True)
+    if manifest := _usable_manifest(folder, request, files, sizes):
+        return folder, manifest, True
 
     before = list(map(_stat, files))
     sources = list(map(_describe, files))
     cache_dir.mkdir(parents=True, exist_ok=True)
     _remove_abandoned(cache_dir)
-    _check_space(cache_dir, files, np.dtype(request["dtype"]).itemsize)
+    _check_space(cache_dir, needed)
     partial = Path(tempfile.mkdtemp(prefix=f".{key}-", suffix=".partial", dir=cache_dir))
     try:
-        counts = _write_ids(partial, pieces, tokenizer, request)
+        counts = write(partial)
         if changed := [file for file, stat in zip(files, before, strict=True) if _stat(file) != stat]:
             raise QkvError("the file changed while it was being read", where=changed[0], hint="run it again")
         manifest = {**request, **counts, "files": sources}
-        _write(partial / "manifest.json", json.dumps(manifest, indent=1).encode())
+        write_file(partial / "manifest.json", json.dumps(manifest, indent=1).encode())
         _publish(partial, folder)
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
@@ -115,7 +157,7 @@ def tokenise(
         raise QkvError("the disk is full", where=str(cache_dir), hint="free some space; nothing was kept") from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
-    return TokenFiles(folder, manifest, reused=False)
+    return folder, manifest, False
 
 
 def _request(options: Mapping[str, Any], tokenizer: Tokenizer, start_ids: Sequence[int]) -> dict[str, Any]:
@@ -150,7 +192,7 @@ def ends_of(manifest: Mapping[str, Any]) -> tuple[list[int], list[int]]:
 # --- writing ----------------------------------------------------------------------------------------------------------
 
 
-def _write_ids(folder: Path, pieces: Iterable[Piece], tokenizer: Tokenizer, request: dict[str, Any]) -> dict[str, int]:
+def _write_ids(folder: Path, pieces: Iterable[Piece], tokenizer: Tokenizer, request: dict[str, Any]) -> dict[str, Any]:
     begin, end = ends_of(request)
     offsets, hashes, content = array("q", [0]), array("Q"), ContentHash()
     total, inside = 0, False
@@ -168,9 +210,9 @@ def _write_ids(folder: Path, pieces: Iterable[Piece], tokenizer: Tokenizer, requ
                     content = ContentHash()
             file.write(_as_bytes(ids, request))
             total += len(ids)
-        _flush(file)
-    _write(folder / "index.bin", np.array(offsets, "<i8").tobytes())
-    _write(folder / "hashes.bin", np.array(hashes, "<u8").tobytes())
+        flush(file)
+    write_file(folder / "index.bin", np.array(offsets, "<i8").tobytes())
+    write_file(folder / "hashes.bin", np.array(hashes, "<u8").tobytes())
     return {"documents": len(hashes), "tokens": total}
 
 
@@ -194,13 +236,15 @@ def _as_bytes(ids: list[int], request: dict[str, Any]) -> bytes:
     return wide.astype(np.dtype(request["dtype"]).newbyteorder("<")).tobytes()
 
 
-def _write(path: Path, content: bytes) -> None:
+def write_file(path: Path, content: bytes) -> None:
+    """A file that has reached the disk."""
     with path.open("wb") as file:
         file.write(content)
-        _flush(file)
+        flush(file)
 
 
-def _flush(file: IO[bytes]) -> None:
+def flush(file: IO[bytes]) -> None:
+    """What was written reaches the disk."""
     file.flush()
     os.fsync(file.fileno())
 
@@ -229,29 +273,33 @@ def _remove_abandoned(cache_dir: Path) -> None:
                 shutil.rmtree(folder)
 
 
-def _check_space(cache_dir: Path, files: Sequence[str], width: int) -> None:
-    sizes = [Path(file).stat().st_size * (_EXPANSION if file.endswith((".gz", ".xz")) else 1) for file in files]
-    needed, free = sum(sizes) // _BYTES_PER_ID * width, shutil.disk_usage(cache_dir).free
+def _bytes_of_ids(files: Sequence[str], width: int) -> int:
+    """About how many bytes the ids of these files take."""
+    sizes = [_stat(file)[0] * (_EXPANSION if file.endswith((".gz", ".xz")) else 1) for file in files]
+    return sum(sizes) // _BYTES_PER_ID * width
+
+
+def _check_space(cache_dir: Path, needed: int) -> None:
+    free = shutil.disk_usage(cache_dir).free
     if needed > free:
         raise QkvError(
-            f"about {needed / 1e6:,.0f} MB are needed for the ids, {free / 1e6:,.0f} MB are free", where=str(cache_dir)
+            f"about {needed / 1e6:,.0f} MB are needed for the data, {free / 1e6:,.0f} MB are free", where=str(cache_dir)
         )
 
 
 # --- reading ----------------------------------------------------------------------------------------------------------
 
 
-def _usable_manifest(folder: Path, request: dict[str, Any], files: Sequence[str]) -> dict[str, Any] | None:
+def _usable_manifest(
+    folder: Path,
+    request: dict[str, Any],
+    files: Sequence[str],
+    sizes: Callable[[dict[str, Any]], dict[str, int]],
+) -> dict[str, Any] | None:
     """The manifest of a complete folder made from the same request and the same bytes."""
     try:
         manifest: dict[str, Any] = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
-        documents, tokens = manifest["documents"], manifest["tokens"]
-        sizes = {
-            "tokens.bin": tokens * np.dtype(request["dtype"]).itemsize,
-            "index.bin": (documents + 1) * 8,
-            "hashes.bin": documents * 8,
-        }
-        whole = all((folder / name).stat().st_size == size for name, size in sizes.items())
+        whole = all((folder / name).stat().st_size == size for name, size in sizes(manifest).items())
         same = all(manifest[key] == value for key, value in request.items())
         if whole and same and all(map(_unchanged, files, manifest["files"])):
             return manifest
@@ -280,7 +328,8 @@ def _stat(file: str) -> tuple[int, int]:
     return status.st_size, status.st_mtime_ns
 
 
-def _map(path: Path, dtype: str) -> NDArray[Any]:
+def map_file(path: Path, dtype: str) -> NDArray[Any]:
+    """The numbers in a file, mapped read-only."""
     little_endian = np.dtype(dtype).newbyteorder("<")
     if path.stat().st_size == 0:  # cannot be mapped
         return np.empty(0, little_endian)

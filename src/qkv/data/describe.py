@@ -32,7 +32,8 @@ class Slot:
 
 @dataclass(frozen=True)
 class Row:
-    """The slots of a row, those of its source (none where there is none), and of a text with a label its class."""
+    """The slots of a row (none of an image or recording), those of its source (none where there is none, or where it is
+    an image or recording), and of what has a label its class."""
 
     slots: list[Slot]
     source: list[Slot]
@@ -43,8 +44,12 @@ def batch_json(batch: Batch) -> dict[str, Any]:
     """Nested lists: `inputs`, `labels`, `documents`, `positions` [B, T], `lengths` [B], and where there is a source
     `source` [B, S], `source_lengths` [B]. The labels of texts are the numbers of their classes [B].
 
-    What a batch leaves to the model's defaults is written out: one document per row, positions from 0, full rows.
+    Where the model has a prefix, `prefix_lengths` [B]. What a batch leaves to the model's defaults is written out: one
+    document per row, positions from 0, full rows. Where images or log-mel features stand in the place of ids, there is
+    their shape instead: `inputs_shape`, `source_shape`.
     """
+    if batch.inputs.is_floating_point():
+        return {"inputs_shape": list(batch.inputs.shape), "labels": batch.labels.tolist()}
     rows, width = batch.inputs.shape
     written = {
         "inputs": batch.inputs.tolist(),
@@ -53,16 +58,20 @@ def batch_json(batch: Batch) -> dict[str, Any]:
         "positions": [list(range(width))] * rows if batch.positions is None else batch.positions.tolist(),
         "lengths": [width] * rows if batch.lengths is None else batch.lengths.tolist(),
     }
-    if batch.source is not None:
+    if batch.source is not None and batch.source.is_floating_point():
+        written["source_shape"] = list(batch.source.shape)
+    elif batch.source is not None:
         lengths = batch.source_lengths
         written["source"] = batch.source.tolist()
         written["source_lengths"] = [batch.source.shape[1]] * rows if lengths is None else lengths.tolist()
+    if batch.prefix_lengths is not None:
+        written["prefix_lengths"] = batch.prefix_lengths.tolist()
     return written
 
 
 def describe_batch(
     batch: Batch,
-    tokenizer: Tokenizer,
+    tokenizer: Tokenizer | None,
     *,
     looks_ahead: bool,
     source_tokenizer: Tokenizer | None = None,
@@ -70,15 +79,20 @@ def describe_batch(
 ) -> list[Row]:
     """The rows of a batch; a slot attends to those after it where the model `looks_ahead`, as encoders do.
 
-    source_tokenizer: of the sources, where they have one of their own. labels: the names of the classes of texts.
+    tokenizer: None where there are no texts. source_tokenizer: of the sources, where they have one of their own.
+    labels: the names of the classes.
     """
     table = []
     written = batch_json(batch)
+    if tokenizer is None:
+        return [Row([], [], labels[told]) for told in written["labels"]]
     for number, inputs in enumerate(written["inputs"]):
         told = written["labels"][number]
         of_slots = told if isinstance(told, list) else [IGNORE] * len(inputs)
         documents, positions = written["documents"][number], written["positions"][number]
-        slots = _slots(inputs, of_slots, documents, positions, written["lengths"][number], tokenizer, looks_ahead)
+        length = written["lengths"][number]
+        prefix = written["prefix_lengths"][number] if "prefix_lengths" in written else 0
+        slots = _slots(inputs, of_slots, documents, positions, length, tokenizer, looks_ahead, prefix)
         source: list[Slot] = []
         if "source" in written:
             ids = written["source"][number]
@@ -97,6 +111,7 @@ def _slots(
     length: int,
     tokenizer: Tokenizer,
     looks_ahead: bool,
+    prefix: int = 0,
 ) -> list[Slot]:
     last_of = {number: slot for slot, number in enumerate(documents[:length])}
     row = []
@@ -111,7 +126,9 @@ def _slots(
                 label_id=label_id,
                 document=number if real else None,
                 position=positions[slot] if real else None,
-                sees=(slot - positions[slot], last_of[number] if looks_ahead else slot) if real else None,
+                sees=(slot - positions[slot], last_of[number] if looks_ahead else max(slot, prefix - 1))
+                if real
+                else None,
             )
         )
     return row

@@ -47,17 +47,33 @@ def read_image(
     Raises NotFoundError, DamagedError, QkvError for a file that is no image of `FORMATS`, has more than 8 bits a
     channel or more than `MAX_PIXELS`, and UsageError where Pillow is not installed.
     """
+    mean_C11, std_C11 = per_channel(mean, std, channels)
+    return normalised(read_pixels(path, size, channels), mean_C11, std_C11)
+
+
+def normalised(pixels_CHW: Tensor, mean_C11: Tensor, std_C11: Tensor) -> Tensor:
+    """Pixels of 8 bits as float32: 0 .. 1, minus `mean`, over `std`."""
+    return (pixels_CHW / 255 - mean_C11) / std_C11
+
+
+def per_channel(mean: float | Sequence[float], std: float | Sequence[float], channels: int) -> tuple[Tensor, Tensor]:
+    """Both as [C, 1, 1]. Raises UsageError for another number of them, and a `std` that is not above 0."""
+    mean_C11, std_C11 = _numbers("mean", mean, channels), _numbers("std", std, channels)
+    if not (std_C11 > 0).all():
+        raise UsageError(f"`std` divides, so it is above 0, not {std!r}")
+    return mean_C11, std_C11
+
+
+def read_pixels(path: str | Path, size: int | tuple[int, int], channels: int = 3) -> Tensor:
+    """As `read_image`, but as uint8 [C, H, W]. Raises what that raises."""
     height, width = (size, size) if isinstance(size, int) else size
     if min(height, width) < 1 or height * width > MAX_PIXELS:
         raise UsageError(f"`size` is a height and width of at most {MAX_PIXELS:,} pixels, not {size!r}")
     if channels not in (1, 3):
         raise UsageError(f"an image file is read as 3 channels (RGB) or 1 (grey), not {channels!r}")
-    mean_C11, std_C11 = _per_channel("mean", mean, channels), _per_channel("std", std, channels)
-    if not (std_C11 > 0).all():
-        raise UsageError(f"`std` divides, so it is above 0, not {std!r}")
     image = _decode(Path(path), "L" if channels == 1 else "RGB")
     pixels = np.asarray(_fitted(image, height, width)).reshape(height, width, channels)
-    return (torch.from_numpy(pixels / np.float32(255)).permute(2, 0, 1) - mean_C11) / std_C11
+    return torch.tensor(pixels).permute(2, 0, 1)
 
 
 def _decode(path: Path, mode: str) -> Image.Image:
@@ -106,7 +122,7 @@ def _fitted(image: Image.Image, height: int, width: int) -> Image.Image:
     return image.resize((width, height), Image.Resampling.BICUBIC, box=box)
 
 
-def _per_channel(name: str, given: float | Sequence[float], channels: int) -> Tensor:
+def _numbers(name: str, given: float | Sequence[float], channels: int) -> Tensor:
     numbers = torch.tensor([given] * channels if isinstance(given, int | float) else list(given), dtype=torch.float32)
     if numbers.numel() != channels or not numbers.isfinite().all():
         raise UsageError(f"`{name}` is one number, or one for each of {channels} channels, not {given!r}")

@@ -1,4 +1,4 @@
-"""From a configuration to ids on disk, divided into training and validation."""
+"""From a configuration to ids, images and sound on disk, divided into training and validation."""
 
 from __future__ import annotations
 
@@ -13,19 +13,38 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from qkv.config.data import DataConfig, LabelledDataConfig, ParallelDataConfig, Side, TextDataConfig
+from qkv.config.data import (
+    DataConfig,
+    LabelledDataConfig,
+    MediaDataConfig,
+    ParallelDataConfig,
+    Side,
+    TextDataConfig,
+)
 from qkv.config.errors import ConfigError, QkvError, nearest
 from qkv.config.objectives import ClassifyObjectiveConfig
 from qkv.config.run import Config
-from qkv.data.cache import TokenFiles, ends_of, tokenise
+from qkv.data.cache import StoredFiles, TokenFiles, ends_of, tokenise
 from qkv.data.documents import read_pieces
-from qkv.data.records import Part, check_sides, files_of, read_labels, read_side, read_texts
+from qkv.data.records import (
+    Part,
+    check_sides,
+    files_of,
+    pieces,
+    read_labels,
+    read_media,
+    read_side,
+    read_texts,
+)
 from qkv.data.split import Spans, held_out, hold_out, hold_out_ends
 
 if TYPE_CHECKING:
+    from qkv.data.media import Features
     from qkv.tokenizer.tokenizer import Tokenizer
 
 Chosen = NDArray[np.bool_]
+_Tokenizers = tuple["Tokenizer | None", "Tokenizer | None"]
+"""Of the sources, and of the targets or all there is."""
 
 
 @dataclass(frozen=True)
@@ -65,14 +84,14 @@ class Corpus:
 
 @dataclass(frozen=True)
 class Pairs:
-    """Document d of `source` and document d of `target` belong together.
+    """Document d of `source` (a text, an image or a recording) and document d of `target` belong together.
 
     start_ids: what targets begin with, where that is not the tokenizer's begin.
     """
 
     unit: ClassVar[str] = "pairs"
 
-    source: Corpus
+    source: Corpus | Features
     target: Corpus
     start_ids: tuple[int, ...] = ()
 
@@ -93,12 +112,14 @@ class Pairs:
 
 @dataclass(frozen=True)
 class Labelled:
-    """Texts and the number of each one's class, `labels_D` [D]."""
+    """Texts, images or recordings and the number of each one's class, `labels_D` [D]."""
 
-    unit: ClassVar[str] = "texts"
-
-    texts: Corpus
+    texts: Corpus | Features
     labels_D: NDArray[np.int64]
+
+    @property
+    def unit(self) -> str:
+        return "texts" if isinstance(self.texts, Corpus) else self.texts.unit
 
     @property
     def num_documents(self) -> int:
@@ -109,7 +130,7 @@ class Labelled:
         return self.texts.num_tokens
 
     def choose(self, chosen_D: Chosen) -> Labelled:
-        """The texts that are chosen, in their order."""
+        """Those that are chosen, in their order."""
         return Labelled(self.texts.choose(chosen_D), self.labels_D[chosen_D])
 
 
@@ -118,26 +139,28 @@ Dataset = Corpus | Pairs | Labelled
 
 @dataclass(frozen=True)
 class Prepared:
-    """Tokenised data. `files` are the caches behind it: of the training files and, when they are listed, of others.
+    """Data in the form that rows are made of. `files` are the caches behind it: of the training files and, when they
+    are listed, of others.
 
     notes: what was left out or cut, for people. labels: the names of the classes of labelled data.
     """
 
     train: Dataset
     validation: Dataset | None
-    files: tuple[TokenFiles, ...]
+    files: tuple[StoredFiles, ...]
     notes: tuple[str, ...] = ()
     labels: tuple[str, ...] = ()
 
     @property
     def reused(self) -> bool:
-        """Nothing had to be tokenised."""
+        """Nothing had to be read again."""
         return all(files.reused for files in self.files)
 
     @property
     def id_bits(self) -> int:
-        """The width of a stored id: 16 or 32; of two sides the wider."""
-        return max(files.tokens.dtype.itemsize for files in self.files) * 8
+        """The width of a stored id: 16 or 32; of two sides the wider; 0 where there are none."""
+        widths = [files.tokens.dtype.itemsize for files in self.files if isinstance(files, TokenFiles)]
+        return max(widths, default=0) * 8
 
     @property
     def fingerprint(self) -> str:
@@ -150,14 +173,16 @@ class Prepared:
 
 
 def prepare(
-    config: Config, tokenizer: Tokenizer, cache_dir: str | Path, *, source_tokenizer: Tokenizer | None = None
+    config: Config, tokenizer: Tokenizer | None, cache_dir: str | Path, *, source_tokenizer: Tokenizer | None = None
 ) -> Prepared:
-    """Tokenise `config.data` into `cache_dir`, or map what is there already (qkv.data.cache says what is stored).
+    """Read `config.data` into `cache_dir`, or map what is there already (qkv.data.cache says what is stored).
 
-    source_tokenizer: of the sources of parallel data, where they have one of their own.
+    tokenizer: of texts; None where there are none. source_tokenizer: of the sources of parallel data, where they have
+    one of their own.
 
     `validation` is a list of files, or a fraction held out by a hash of each document and `train.seed`; 0 is none.
-    Of pairs the source decides, so that all translations of one are on the same side; of labelled data the text. Of
+    Of pairs the source decides, so that all translations of one are on the same side; of labelled data the text; of
+    images and sound what is in the file. Of
     fewer files than would give one whole file (`split: file`), the end of each is held out instead. The cache depends
     on neither fraction nor seed.
 
@@ -170,10 +195,10 @@ def prepare(
 
 
 @singledispatch
-def _prepare(data: DataConfig, config: Config, tokenizers: tuple[Tokenizer, Tokenizer], cache_dir: Path) -> Prepared:
+def _prepare(data: DataConfig, config: Config, tokenizers: _Tokenizers, cache_dir: Path) -> Prepared:
     def tokenised(part: Part) -> TokenFiles:
         files = files_of(data, part)
-        return tokenise(files, read_pieces(files, data), _options(data), tokenizers[1], cache_dir)
+        return tokenise(files, read_pieces(files, data), _options(data), _there(tokenizers[1]), cache_dir)
 
     train = tokenised("train")
     if isinstance(data.validation, float):
@@ -184,6 +209,11 @@ def _prepare(data: DataConfig, config: Config, tokenizers: tuple[Tokenizer, Toke
         return Prepared(_corpus(train), None, (train,))
     listed = tokenised("validation")
     return Prepared(_corpus(train), _corpus(listed), (train, listed))
+
+
+def _there(tokenizer: Tokenizer | None) -> Tokenizer:
+    assert tokenizer is not None  # there is one wherever there are texts
+    return tokenizer
 
 
 def _options(data: DataConfig) -> dict[str, Any]:
@@ -211,7 +241,7 @@ class _Records(NamedTuple):
 
     examples: Pairs | Labelled
     usable_D: Chosen
-    files: tuple[TokenFiles, ...]
+    files: tuple[StoredFiles, ...]
     notes: tuple[str, ...]
 
 
@@ -236,14 +266,14 @@ def _divide_records(data: DataConfig, seed: int, read: Callable[[Part], _Records
 
 
 @_prepare.register(ParallelDataConfig)
-def _(data: ParallelDataConfig, config: Config, tokenizers: tuple[Tokenizer, Tokenizer], cache_dir: Path) -> Prepared:
+def _(data: ParallelDataConfig, config: Config, tokenizers: _Tokenizers, cache_dir: Path) -> Prepared:
     stacks = list(config.model.stacks.values())
     most_source, most_target = stacks[0].max_seq_len, stacks[-1].max_seq_len
     start_ids = config.generation.start_ids or ()
 
-    def tokenised(part: Part, side: Side, tokenizer: Tokenizer, start_ids: tuple[int, ...] = ()) -> TokenFiles:
+    def tokenised(part: Part, side: Side, tokenizer: Tokenizer | None, start_ids: tuple[int, ...] = ()) -> TokenFiles:
         files, texts = files_of(data, part, side), read_side(data, part, side)
-        return tokenise(files, texts, {**_options(data), "side": side}, tokenizer, cache_dir, start_ids)
+        return tokenise(files, texts, {**_options(data), "side": side}, _there(tokenizer), cache_dir, start_ids)
 
     def read(part: Part) -> _Records:
         check_sides(data, part)
@@ -263,21 +293,13 @@ def _(data: ParallelDataConfig, config: Config, tokenizers: tuple[Tokenizer, Tok
 
 
 @_prepare.register(LabelledDataConfig)
-def _(data: LabelledDataConfig, config: Config, tokenizers: tuple[Tokenizer, Tokenizer], cache_dir: Path) -> Prepared:
-    objective, context = config.objective, config.model.context
-    labels = objective.labels if isinstance(objective, ClassifyObjectiveConfig) else None
-    if labels is None:
-        labels = tuple(sorted({label for label, _ in read_labels(data, "train")}))
-        if len(labels) < 2:
-            found = f"have one label only: {labels[0]}" if labels else "hold no text with a label"
-            raise QkvError(
-                f"the training data {found}",
-                where=", ".join(files_of(data, "train")),
-                hint="data.label_key=NAME for another column",
-            )
+def _(data: LabelledDataConfig, config: Config, tokenizers: _Tokenizers, cache_dir: Path) -> Prepared:
+    context = config.model.context
+    labels = _labels(config, (label for label, _ in read_labels(data, "train")))
 
     def read(part: Part) -> _Records:
-        files = tokenise(files_of(data, part), read_texts(data, part), _options(data), tokenizers[1], cache_dir)
+        texts, tokenizer = read_texts(data, part), _there(tokenizers[1])
+        files = tokenise(files_of(data, part), texts, _options(data), tokenizer, cache_dir)
         examples = Labelled(_corpus(files), label_numbers(read_labels(data, part), labels))
         empty_D = _empty(files)
         notes = _notes(
@@ -288,6 +310,68 @@ def _(data: LabelledDataConfig, config: Config, tokenizers: tuple[Tokenizer, Tok
         return _Records(examples, ~empty_D, (files,), notes)
 
     return replace(_divide_records(data, config.train.seed, read), labels=labels)
+
+
+@_prepare.register(MediaDataConfig)
+def _(data: MediaDataConfig, config: Config, tokenizers: _Tokenizers, cache_dir: Path) -> Prepared:
+    from qkv.data.media import Features, medium_of, read_features
+
+    stacks = list(config.model.stacks.values())
+    medium, most_source, most_target = medium_of(data, stacks[0]), stacks[0].max_seq_len, stacks[-1].max_seq_len
+    labelled, start_ids = isinstance(config.objective, ClassifyObjectiveConfig), config.generation.start_ids or ()
+    labels: tuple[str, ...] = ()
+    if labelled:
+        labels = _labels(config, (record.text for record in read_media(data, "train", labelled=True)))
+
+    def read(part: Part) -> _Records:
+        records = list(read_media(data, part, labelled=labelled))
+        features = read_features([record.file for record in records], medium, cache_dir)
+        source, kind = Features.of(features, medium), f"{_PARTS[part]} {medium.unit} are left out: "
+        long_D, too_long = source.sizes > most_source, f"they become more than {most_source} vectors"
+        if labelled:
+            numbers_D = label_numbers(((record.text, record.where) for record in records), labels)
+            return _Records(Labelled(source, numbers_D), ~long_D, (features,), _notes(kind, (long_D, too_long)))
+        told = tokenise(
+            list(dict.fromkeys(record.origin for record in records)),
+            pieces(record.text for record in records),
+            {**_options(data), "side": "target"},
+            _there(tokenizers[1]),
+            cache_dir,
+            start_ids,
+        )
+        pairs, empty_D = Pairs(source, _corpus(told), start_ids), _empty(told)
+        long_text_D = pairs.target.sizes - 1 > most_target
+        notes = _notes(
+            kind,
+            (long_D, too_long),
+            (long_text_D, f"their texts have more than {most_target} tokens"),
+            (empty_D, "their texts are empty"),
+        )
+        return _Records(pairs, ~(long_D | long_text_D | empty_D), (features, told), notes)
+
+    prepared = replace(_divide_records(data, config.train.seed, read), labels=labels)
+    train = prepared.train
+    if isinstance(train, Labelled) and isinstance(train.texts, Features):
+        return replace(prepared, train=replace(train, texts=train.texts.for_training()))
+    assert isinstance(train, Pairs)
+    assert isinstance(train.source, Features)
+    return replace(prepared, train=replace(train, source=train.source.for_training()))
+
+
+def _labels(config: Config, told: Iterable[str]) -> tuple[str, ...]:
+    """The names of the classes: those of the objective, or else all that the training data tell, sorted."""
+    objective = config.objective
+    if isinstance(objective, ClassifyObjectiveConfig) and objective.labels is not None:
+        return objective.labels
+    labels = tuple(sorted(set(told)))
+    if len(labels) < 2:
+        found = f"have one label only: {labels[0]}" if labels else "hold no example with a label"
+        raise QkvError(
+            f"the training data {found}",
+            where=", ".join(files_of(config.data, "train")),
+            hint="data.label_key=NAME for another column",
+        )
+    return labels
 
 
 _PARTS: dict[Part, str] = {"train": "training", "validation": "validation"}

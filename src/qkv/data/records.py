@@ -1,4 +1,4 @@
-"""Files whose lines are records: pairs of texts, and texts with a label. Lines end at "\\n" only.
+"""Files whose lines are records: pairs of texts, texts with a label, and files with either. Lines end at "\\n" only.
 
 A record keeps its place: a column of a file has one text per record, blank ones included.
 """
@@ -10,8 +10,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from qkv.config.data import DataConfig, LabelledDataConfig, ParallelDataConfig, Side, SideFiles
-from qkv.config.errors import QkvError, nearest
+from qkv.config.data import DataConfig, LabelledDataConfig, MediaDataConfig, ParallelDataConfig, Side, SideFiles
+from qkv.config.errors import NotFoundError, QkvError, nearest
 from qkv.config.objectives import spelled_label
 from qkv.data.documents import PIECE_CHARACTERS, Piece, json_record, lines_of, valid_text
 from qkv.tokenizer.text import BadBytes, chunks, normalize, read_blocks
@@ -25,6 +25,15 @@ class Record(NamedTuple):
 
     fields: Mapping[str, object]
     where: str
+
+
+class MediaRecord(NamedTuple):
+    """An image or sound file, its text or label, and where that is told: in a line of `origin`, or by its folder."""
+
+    file: str
+    text: str
+    where: str
+    origin: str
 
 
 def files_of(data: DataConfig, part: Part, side: Side | None = None) -> tuple[str, ...]:
@@ -44,9 +53,9 @@ def read_side(data: ParallelDataConfig, part: Part, side: Side) -> Iterator[Piec
     read side by side have equally many is for `check_sides` to say."""
     files = getattr(data, part)
     if isinstance(files, SideFiles):
-        return _pieces(line for file in files_of(data, part, side) for line in lines_of(Path(file), data.bad_bytes))
+        return pieces(line for file in files_of(data, part, side) for line in lines_of(Path(file), data.bad_bytes))
     key = data.source_key if _side_in_files(data, side) == "source" else data.target_key
-    return _pieces(_text(record, key, data) for file in files for record in _pair_records(Path(file), data))
+    return pieces(_text(record, key, data) for file in files for record in _pair_records(Path(file), data))
 
 
 def check_sides(data: ParallelDataConfig, part: Part) -> None:
@@ -68,19 +77,62 @@ def check_sides(data: ParallelDataConfig, part: Part) -> None:
 def read_texts(data: LabelledDataConfig, part: Part) -> Iterator[Piece]:
     """The texts of labelled data, one document per record. Raises QkvError for a record without one (file:line)."""
     records = (record for file in files_of(data, part) for record in _labelled_records(Path(file), data))
-    return _pieces(_text(record, data.text_key, data) for record in records)
+    return pieces(_text(record, data.text_key, data) for record in records)
 
 
 def read_labels(data: LabelledDataConfig, part: Part) -> Iterator[tuple[str, str]]:
     """(label, where) of each record. Raises QkvError for a record without a label (file:line)."""
     for file in files_of(data, part):
         for record in _labelled_records(Path(file), data):
-            label = spelled_label(record.fields[data.label_key])
-            if not isinstance(label, str):
-                raise QkvError(f"`{data.label_key}` is not a word but {type(label).__name__}", where=record.where)
-            if not label.strip():
-                raise QkvError(f"`{data.label_key}` is empty: every text has a label", where=record.where)
-            yield label.strip(), record.where
+            yield _label(record, data.label_key), record.where
+
+
+def read_media(data: MediaDataConfig, part: Part, *, labelled: bool) -> Iterator[MediaRecord]:
+    """Every file with its label, or with its text, a blank one being "". Raises QkvError for a record without them
+    (file:line), NotFoundError for a file that is not there."""
+    for place in files_of(data, part):
+        folder = Path(place)
+        yield from _folder_records(folder) if folder.is_dir() else _table_records(folder, data, labelled)
+
+
+def _folder_records(folder: Path) -> Iterator[MediaRecord]:
+    """The files of the folders in `folder`, in the order of their names; hidden ones are no data."""
+    found = False
+    for inner in sorted(folder.iterdir()):
+        if inner.name.startswith(".") or not inner.is_dir():
+            continue
+        for file in sorted(inner.iterdir()):
+            if not file.name.startswith("."):
+                found = True
+                yield MediaRecord(str(file), normalize(inner.name), str(file), str(file))
+    if not found:
+        raise QkvError(
+            "the folder holds no folders with files in them",
+            where=str(folder),
+            hint="a folder for each text or label, called like it, or a table of the files",
+        )
+
+
+def _table_records(path: Path, data: MediaDataConfig, labelled: bool) -> Iterator[MediaRecord]:
+    option, key = ("label_key", data.label_key) if labelled else ("text_key", data.text_key)
+    for record in _records(path, data, {"file_key": data.file_key, option: key}):
+        name = record.fields[data.file_key]
+        if not isinstance(name, str) or not name:
+            raise QkvError(f"`{data.file_key}` is no name of a file", where=record.where)
+        file = path.parent / name
+        if not file.is_file():
+            raise NotFoundError(f"there is no file {file}", where=record.where)
+        text = _label(record, key) if labelled else normalize(_text(record, key, data))
+        yield MediaRecord(str(file), text if text.strip() else "", record.where, str(path))
+
+
+def _label(record: Record, key: str) -> str:
+    label = spelled_label(record.fields[key])
+    if not isinstance(label, str):
+        raise QkvError(f"`{key}` is not a word but {type(label).__name__}", where=record.where)
+    if not label.strip():
+        raise QkvError(f"`{key}` is empty: every record has a label", where=record.where)
+    return label.strip()
 
 
 def _side_in_files(data: DataConfig, side: Side) -> Side:
@@ -99,7 +151,7 @@ def count_lines(path: Path, bad_bytes: BadBytes = "replace") -> int:
     return count + (not last.endswith("\n"))
 
 
-def _pieces(texts: Iterable[str]) -> Iterator[Piece]:
+def pieces(texts: Iterable[str]) -> Iterator[Piece]:
     """One document per text, as a model sees it alone; a text of spaces only is an empty one."""
     for text in map(normalize, texts):
         *begin, end = chunks([text], PIECE_CHARACTERS) if text.strip() else [""]
@@ -132,9 +184,13 @@ def _pair_records(path: Path, data: ParallelDataConfig) -> Iterator[Record]:
 
 
 def _labelled_records(path: Path, data: LabelledDataConfig) -> Iterator[Record]:
-    keys = {"text_key": data.text_key, "label_key": data.label_key}
+    return _records(path, data, {"text_key": data.text_key, "label_key": data.label_key})
+
+
+def _records(path: Path, data: DataConfig, keys: Mapping[str, str]) -> Iterator[Record]:
+    """The lines of a table, whichever kind of file it is."""
     reader = {".jsonl": _json_records, ".csv": _csv_records}.get(_suffix(path), _tsv_records)
-    yield from reader(path, data, keys)
+    return reader(path, data, keys)
 
 
 def _json_records(path: Path, data: DataConfig, keys: Mapping[str, str]) -> Iterator[Record]:

@@ -18,11 +18,13 @@ from qkv.config.objectives import (
     ClassifyObjectiveConfig,
     DenoiseObjectiveConfig,
     ObjectiveConfig,
+    PrefixObjectiveConfig,
     SpanObjectiveConfig,
     TranslateObjectiveConfig,
 )
 from qkv.data.cache import begin_id, end_id
 from qkv.data.corruption import Corruption, Infilling, SpanCorruption
+from qkv.data.media import Features
 from qkv.data.objectives import build_objective
 from qkv.data.prepare import Corpus, Dataset, Labelled, Pairs
 from qkv.data.windows import Ints, Windows
@@ -37,14 +39,16 @@ Keys = Sequence[tuple[int, ...]]
 
 @dataclass(frozen=True)
 class Batch:
-    """What one forward pass takes; all tensors are int64.
+    """What one forward pass takes; all tensors are int64, but images and log-mel features float32.
 
-    `inputs` [B, T]: ids. `labels` [B, T]: what the logits at the same slot should predict, -100 for nothing (they are
-    shifted already); [B] the classes of a classifier. `documents` [B, T]: the document of each slot, numbered from 0 in
-    each row; padding counts as one more. `positions` [B, T]: the place in that document, from 0. Both are None when
-    every row is one document. `lengths` [B]: tokens per row, padding being on the right; None for windows without any.
-    `source` [B, S] and `source_lengths` [B]: what an encoder-decoder reads; None for other families. `target_count`:
-    labels that are not -100.
+    `inputs` [B, T]: ids, or what an encoder reads instead. `labels` [B, T]: what the logits at the same slot should
+    predict, -100 for nothing (they are shifted already); [B] the classes of a classifier. `documents` [B, T]: the
+    document of each slot, numbered from 0 in each row; padding counts as one more. `positions` [B, T]: the place in
+    that document, from 0. Both are None when every row is one document. `lengths` [B]: tokens per row, padding being on
+    the right; None for windows without any. `source` [B, S] and `source_lengths` [B]: what an encoder-decoder reads,
+    images and log-mel features being whole; None for other families. `target_count`: labels that are not -100.
+    `prefix_lengths` [B]: how many tokens at the beginning of each row see each other; None where the model has no
+    prefix.
     """
 
     inputs: torch.Tensor
@@ -55,6 +59,7 @@ class Batch:
     target_count: int
     source: torch.Tensor | None = None
     source_lengths: torch.Tensor | None = None
+    prefix_lengths: torch.Tensor | None = None
 
     def to(self, device: torch.device | str) -> Self:
         """The same batch on another device."""
@@ -67,8 +72,9 @@ class Batch:
 
     @property
     def tokens(self) -> int:
-        """What a step counts: target tokens, of texts with a label their tokens; never padding."""
-        if self.labels.dim() == 2:
+        """What a step counts: target tokens, of texts with a label their tokens, of images and sound with a label how
+        many there are; never padding."""
+        if self.labels.dim() == 2 or self.inputs.is_floating_point():
             return self.target_count
         return self.inputs.numel() if self.lengths is None else int(self.lengths.sum())
 
@@ -81,14 +87,15 @@ class Batch:
             "lengths": self.lengths,
             "source": self.source,
             "source_lengths": self.source_lengths,
+            "prefix_lengths": self.prefix_lengths,
         }
         return {name: value for name, value in arguments.items() if value is not None}
 
 
 class Rows(Protocol):
     """`count` rows of their own lengths. `costs_N` [N]: how many tokens each one adds to a step (target tokens; of
-    texts with a label, their tokens). `sizes_N` [N]: the tokens of its longer side. `order_N` [N]: rows with
-    neighbouring numbers are alike in length.
+    texts with a label or a prefix, all their tokens). `sizes_N` [N]: the tokens of its longer side. `order_N` [N]: rows
+    with neighbouring numbers are alike in length.
     """
 
     count: int
@@ -104,12 +111,21 @@ Wanted = TypeVar("Wanted", Corpus, Pairs, Labelled)
 
 
 @singledispatch
-def build_rows(objective: ObjectiveConfig, data: Dataset, tokenizer: Tokenizer, max_seq_len: int) -> WindowRows | Rows:
-    """The rows of a data set under an objective, of at most `max_seq_len` slots.
+def build_rows(
+    objective: ObjectiveConfig, data: Dataset, tokenizer: Tokenizer | None, max_seq_len: int
+) -> WindowRows | Rows:
+    """The rows of a data set under an objective, of at most `max_seq_len` slots. tokenizer: None where there are no
+    texts.
 
     Raises ConfigError when the data or the tokenizer are not what the objective learns from.
     """
-    return WindowRows(_of(data, Corpus, objective), objective, tokenizer, max_seq_len)
+    return WindowRows(_of(data, Corpus, objective), objective, _there(tokenizer), max_seq_len)
+
+
+def _there(tokenizer: Tokenizer | None) -> Tokenizer:
+    if tokenizer is None:
+        raise ConfigError("there is no tokenizer, and the objective is about texts", where="objective.kind")
+    return tokenizer
 
 
 def _of(data: Dataset, wanted: type[Wanted], objective: ObjectiveConfig) -> Wanted:
@@ -154,7 +170,10 @@ class WindowRows:
 
 
 class PairRows:
-    """A source and its target per row: the decoder reads [begin] target and predicts target [end]."""
+    """A source and its target per row: the decoder reads [begin] target and predicts target [end].
+
+    Images and recordings come in any order, as all are of one size.
+    """
 
     def __init__(self, pairs: Pairs, tokenizer: Tokenizer) -> None:
         _require_ends(tokenizer, pairs.start_ids)
@@ -162,13 +181,16 @@ class PairRows:
         self.count = pairs.num_documents
         self.costs_N = pairs.target.sizes - 1
         self.sizes_N = np.maximum(pairs.source.sizes, self.costs_N)
-        self.order_N = _alike(pairs.source.sizes, self.costs_N)
+        whole = isinstance(pairs.source, Features)
+        self.order_N = np.zeros_like(self.costs_N) if whole else _alike(pairs.source.sizes, self.costs_N)
 
     def batch(self, rows_B: Ints, keys_B: Keys) -> Batch:
-        sources, targets = (
-            [side.document(row) for row in rows_B.tolist()] for side in (self.pairs.source, self.pairs.target)
-        )
-        return seq2seq_batch(sources, targets, self.padding_id)
+        rows, source = rows_B.tolist(), self.pairs.source
+        if isinstance(source, Features):
+            sources, lengths_B = source.batch(rows, keys_B), None
+        else:
+            sources, lengths_B = padded([source.document(row) for row in rows], 0)
+        return seq2seq_batch(sources, lengths_B, [self.pairs.target.document(row) for row in rows], self.padding_id)
 
 
 def _alike(sources_N: Ints, targets_N: Ints) -> Ints:
@@ -216,15 +238,48 @@ class CorruptedRows:
             source, target = self.corruption(ids, np.random.default_rng(key))
             sources.append([self.begin, *source, self.end])
             targets.append([self.begin, *target, self.end])
-        return seq2seq_batch(sources, targets, self.padding_id)
+        return seq2seq_batch(*padded(sources, 0), targets, self.padding_id)
+
+
+class PrefixRows:
+    """A piece of one document per row, at most `max_seq_len` slots: what follows its prefix is predicted.
+
+    Cut as windows are: every token but the first of a document is the last label of one slot.
+    """
+
+    def __init__(self, corpus: Corpus, tokenizer: Tokenizer, max_seq_len: int) -> None:
+        self.tokens, self.padding_id = corpus.tokens, _padding_id(tokenizer)
+        slots_D = np.maximum(corpus.sizes - 1, 0)  # the last token of a document is only predicted
+        pieces_D = -(-slots_D // max_seq_len)
+        document_N = np.repeat(np.arange(len(pieces_D)), pieces_D)
+        before_N = (np.arange(len(document_N)) - np.repeat(np.cumsum(pieces_D) - pieces_D, pieces_D)) * max_seq_len
+        self.starts_N = corpus.starts_D[document_N] + before_N
+        self.costs_N = self.sizes_N = self.order_N = np.minimum(slots_D[document_N] - before_N, max_seq_len)
+        self.count = len(self.starts_N)
+
+    def batch(self, rows_B: Ints, keys_B: Keys) -> Batch:
+        inputs, labels, prefixes = [], [], []
+        for row, key in zip(rows_B.tolist(), keys_B, strict=True):
+            start, size = self.starts_N[row], self.sizes_N[row]
+            ids = self.tokens[start : start + size + 1].tolist()
+            prefix = int(np.random.default_rng(key).integers(1, size, endpoint=True))
+            inputs.append(ids[:-1])
+            labels.append([IGNORE] * (prefix - 1) + ids[prefix:])
+            prefixes.append(prefix)
+        inputs_BT, lengths_B = padded(inputs, self.padding_id)
+        labels_BT, _ = padded(labels, IGNORE)
+        count = int((labels_BT != IGNORE).sum())
+        return Batch(inputs_BT, labels_BT, None, None, lengths_B, count, prefix_lengths=torch.tensor(prefixes))
 
 
 class LabelledRows:
     """A text per row, cut where the context ends but with its own end, and its class. `token_dropout` of the tokens
     between begin and end are hidden."""
 
-    def __init__(self, data: Labelled, tokenizer: Tokenizer, max_seq_len: int, token_dropout: float = 0.0) -> None:
-        self.texts, self.labels_N, self.padding_id = data.texts, data.labels_D, _padding_id(tokenizer)
+    def __init__(
+        self, texts: Corpus, labels_N: Ints, tokenizer: Tokenizer, max_seq_len: int, token_dropout: float = 0.0
+    ) -> None:
+        self.texts, self.labels_N, self.padding_id = texts, labels_N, _padding_id(tokenizer)
         self.begin, self.end, self.max_seq_len = begin_id(tokenizer), end_id(tokenizer), max_seq_len
         self.mask, self.token_dropout = tokenizer.mask_id, token_dropout
         if token_dropout and self.mask is None:
@@ -233,7 +288,7 @@ class LabelledRows:
                 where="objective.token_dropout",
                 hint="a tokenizer trained here, or 0",
             )
-        self.count = data.num_documents
+        self.count = texts.num_documents
         self.costs_N = self.sizes_N = self.order_N = np.minimum(self.texts.sizes, max_seq_len)
 
     def batch(self, rows_B: Ints, keys_B: Keys) -> Batch:
@@ -249,13 +304,32 @@ class LabelledRows:
         return np.where(chosen_T & (ids_T != self.begin) & (ids_T != self.end), self.mask, ids_T)
 
 
+class FeatureRows:
+    """An image or a recording per row, and its class; each counts as one."""
+
+    def __init__(self, features: Features, labels_N: Ints) -> None:
+        self.features, self.labels_N, self.count = features, labels_N, features.num_documents
+        self.costs_N, self.order_N = np.ones_like(labels_N), np.zeros_like(labels_N)
+        self.sizes_N = features.sizes
+
+    def batch(self, rows_B: Ints, keys_B: Keys) -> Batch:
+        inputs, labels = self.features.batch(rows_B.tolist(), keys_B), torch.from_numpy(self.labels_N[rows_B])
+        return Batch(inputs, labels, None, None, None, target_count=len(labels))
+
+
 @build_rows.register(TranslateObjectiveConfig)
-def _(objective: TranslateObjectiveConfig, data: Dataset, tokenizer: Tokenizer, max_seq_len: int) -> PairRows:
-    return PairRows(_of(data, Pairs, objective), tokenizer)
+def _(objective: TranslateObjectiveConfig, data: Dataset, tokenizer: Tokenizer | None, max_seq_len: int) -> PairRows:
+    return PairRows(_of(data, Pairs, objective), _there(tokenizer))
+
+
+@build_rows.register(PrefixObjectiveConfig)
+def _(objective: PrefixObjectiveConfig, data: Dataset, tokenizer: Tokenizer | None, max_seq_len: int) -> PrefixRows:
+    return PrefixRows(_of(data, Corpus, objective), _there(tokenizer), max_seq_len)
 
 
 @build_rows.register(DenoiseObjectiveConfig)
-def _(objective: DenoiseObjectiveConfig, data: Dataset, tokenizer: Tokenizer, max_seq_len: int) -> CorruptedRows:
+def _(objective: DenoiseObjectiveConfig, data: Dataset, tokenizer: Tokenizer | None, max_seq_len: int) -> CorruptedRows:
+    tokenizer = _there(tokenizer)
     if tokenizer.mask_id is None:
         raise ConfigError(
             "the tokenizer has no mask token", where="objective.kind=denoise", hint="a tokenizer trained here"
@@ -265,7 +339,8 @@ def _(objective: DenoiseObjectiveConfig, data: Dataset, tokenizer: Tokenizer, ma
 
 
 @build_rows.register(SpanObjectiveConfig)
-def _(objective: SpanObjectiveConfig, data: Dataset, tokenizer: Tokenizer, max_seq_len: int) -> CorruptedRows:
+def _(objective: SpanObjectiveConfig, data: Dataset, tokenizer: Tokenizer | None, max_seq_len: int) -> CorruptedRows:
+    tokenizer = _there(tokenizer)
     if len(tokenizer.sentinel_ids) < 2:
         raise ConfigError(
             "the tokenizer has no sentinels <extra_id_0>, <extra_id_1>, ...",
@@ -277,19 +352,29 @@ def _(objective: SpanObjectiveConfig, data: Dataset, tokenizer: Tokenizer, max_s
 
 
 @build_rows.register(ClassifyObjectiveConfig)
-def _(objective: ClassifyObjectiveConfig, data: Dataset, tokenizer: Tokenizer, max_seq_len: int) -> LabelledRows:
-    return LabelledRows(_of(data, Labelled, objective), tokenizer, max_seq_len, objective.token_dropout)
+def _(objective: ClassifyObjectiveConfig, data: Dataset, tokenizer: Tokenizer | None, max_seq_len: int) -> Rows:
+    labelled = _of(data, Labelled, objective)
+    if isinstance(labelled.texts, Features):
+        if objective.token_dropout:
+            raise ConfigError(
+                f"{labelled.unit} have no tokens to hide",
+                where="objective.token_dropout",
+                hint="objective.token_dropout=0",
+            )
+        return FeatureRows(labelled.texts, labelled.labels_D)
+    return LabelledRows(labelled.texts, labelled.labels_D, _there(tokenizer), max_seq_len, objective.token_dropout)
 
 
 # --- rows to tensors --------------------------------------------------------------------------------------------------
 
 
-def seq2seq_batch(sources: Sequence[Any], targets: Sequence[Any], padding_id: int) -> Batch:
+def seq2seq_batch(
+    source: torch.Tensor, source_lengths: torch.Tensor | None, targets: Sequence[Any], padding_id: int
+) -> Batch:
     """Whole targets [begin] ids [end] as decoder inputs and labels, shifted once, beside their sources.
 
-    Sources are padded with 0, which every vocabulary has: theirs may be another one.
+    Sources that are texts are padded with 0, which every vocabulary has: theirs may be another one.
     """
-    source, source_lengths = padded(sources, 0)
     inputs, lengths = padded([target[:-1] for target in targets], padding_id)
     labels, _ = padded([target[1:] for target in targets], IGNORE)
     count = sum(len(target) - 1 for target in targets)

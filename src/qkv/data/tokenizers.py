@@ -16,12 +16,12 @@ from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
-from qkv.config.data import DataConfig, LabelledDataConfig, ParallelDataConfig, Side
+from qkv.config.data import DataConfig, LabelledDataConfig, MediaDataConfig, ParallelDataConfig, Side
 from qkv.config.errors import ConfigError, QkvError
-from qkv.config.objectives import SpanObjectiveConfig
+from qkv.config.objectives import ClassifyObjectiveConfig, SpanObjectiveConfig
 from qkv.config.run import Config
 from qkv.data.documents import Piece, read_pieces
-from qkv.data.records import check_sides, files_of, read_side, read_texts
+from qkv.data.records import check_sides, files_of, pieces, read_media, read_side, read_texts
 from qkv.tokenizer.text import open_file
 from qkv.tokenizer.tokenizer import Tokenizer
 
@@ -51,11 +51,25 @@ class _TrainingTexts:
                 return chain.from_iterable(read_side(self.data, "train", side) for side in sides)
             case LabelledDataConfig():
                 return read_texts(self.data, "train")
+            case MediaDataConfig():
+                return pieces(record.text for record in read_media(self.data, "train", labelled=False))
         return read_pieces(files_of(self.data, "train"), self.data)
 
     @property
     def files(self) -> tuple[str, ...]:
         return files_of(self.data, "train", self.side)
+
+    @property
+    def digests(self) -> list[str]:
+        """Hashes of what there is to learn from."""
+        if isinstance(self.data, MediaDataConfig):  # a text may be the name of a folder
+            return [hashlib.sha256(json.dumps(list(self)).encode()).hexdigest()]
+        return _digests(self.files)
+
+
+def has_texts(config: Config) -> bool:
+    """Whether anything is read or written; of images and sound with a label nothing is."""
+    return not (isinstance(config.data, MediaDataConfig) and isinstance(config.objective, ClassifyObjectiveConfig))
 
 
 def tokenizer_for(config: Config, cache_dir: str | Path, side: Side | None = None) -> Tokenizer:
@@ -106,7 +120,7 @@ def tokenizer_for(config: Config, cache_dir: str | Path, side: Side | None = Non
 def _key(texts: _TrainingTexts, kind: str, vocab_size: int | None, sentinels: int) -> str:
     """A hash of all that decides which vocabulary is learned."""
     options = texts.data.model_dump(mode="json", exclude={"train", "validation"})
-    known = [FORMAT_VERSION, kind, vocab_size, sentinels, options, texts.side, _digests(texts.files)]
+    known = [FORMAT_VERSION, kind, vocab_size, sentinels, options, texts.side, texts.digests]
     return hashlib.sha256(json.dumps(known).encode()).hexdigest()[:16]
 
 

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from qkv.nn.kernels import Kernel, KernelName, new_kernel
 from qkv.nn.mask import Causal, Documents, Mask, Padding, Prefix, Rule, Window
+from qkv.nn.score import Scoring
 
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 4e-2}
 """The largest error allowed, as a share of the largest value (or of 1 where that is smaller)."""
@@ -152,7 +153,7 @@ def _error(
         k, v = (x_BGSD.masked_fill(beyond_BS[:, None, :, None], math.nan) for x_BGSD in (k, v))
     leaves = [tensor.requires_grad_() for tensor in (q, k, v)]
     try:
-        out = kernel(*(_lay_out(leaf, layout) for leaf in leaves), _mask(case, device), _SCALE)
+        out = kernel(*(_lay_out(leaf, layout) for leaf in leaves), _mask(case, device), Scoring(_SCALE))
         found = [out.detach(), *torch.autograd.grad(out, leaves, _lay_out(gradient, layout))]
     except RuntimeError:
         return math.inf

@@ -7,10 +7,13 @@ from dataclasses import dataclass
 from functools import singledispatch
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from qkv.config.objectives import ClassifyObjectiveConfig, ObjectiveConfig, TranslateObjectiveConfig
 from qkv.data.batches import validation_batches
+from qkv.data.media import Features
 from qkv.data.prepare import Dataset, Labelled, Pairs
 from qkv.evaluate.classification import classification_scores
 from qkv.evaluate.error_rates import error_rate, exact_match
@@ -25,6 +28,7 @@ if TYPE_CHECKING:
 
 _SOURCES_AT_ONCE = 64
 _TOKENS_AT_ONCE = 1 << 14
+_FILES_AT_ONCE = 64
 
 
 @dataclass(frozen=True)
@@ -37,7 +41,9 @@ class Measure:
 
 
 @singledispatch
-def measure(objective: ObjectiveConfig, network: Transformer, data: Dataset, tokenizer: Tokenizer) -> Measure | None:
+def measure(
+    objective: ObjectiveConfig, network: Transformer, data: Dataset, tokenizer: Tokenizer | None
+) -> Measure | None:
     """The task's own measure of a network on data held out; None where the loss is all there is.
 
     Draws nothing at random, and leaves the network's mode as it is.
@@ -46,17 +52,21 @@ def measure(objective: ObjectiveConfig, network: Transformer, data: Dataset, tok
 
 
 @measure.register(TranslateObjectiveConfig)
-def _(objective: TranslateObjectiveConfig, network: Transformer, data: Dataset, tokenizer: Tokenizer) -> Measure | None:
+def _(
+    objective: TranslateObjectiveConfig, network: Transformer, data: Dataset, tokenizer: Tokenizer | None
+) -> Measure | None:
     assert isinstance(data, Pairs)
+    assert tokenizer is not None
     references: dict[bytes, list[str]] = {}  # of each source, in the order of the data
-    sources: list[list[int]] = []
+    sources: list[Sequence[int] | Tensor] = []
     for number in range(data.num_documents):
-        source = data.source.document(number)
-        if source.tobytes() not in references:
+        source = source_at(data, number)
+        known = np.asarray(source).tobytes()
+        if known not in references:
             if len(sources) == objective.measure_examples:
                 continue
-            sources.append(source.tolist())
-        references.setdefault(source.tobytes(), []).append(tokenizer.decode(data.target.document(number).tolist()))
+            sources.append(source)
+        references.setdefault(known, []).append(tokenizer.decode(data.target.document(number).tolist()))
     written = greedy(network, sources, tokenizer, data.start_ids)
     wanted = list(references.values())
     match objective.measure:
@@ -72,7 +82,9 @@ def _(objective: TranslateObjectiveConfig, network: Transformer, data: Dataset, 
 
 
 @measure.register(ClassifyObjectiveConfig)
-def _(objective: ClassifyObjectiveConfig, network: Transformer, data: Dataset, tokenizer: Tokenizer) -> Measure | None:
+def _(
+    objective: ClassifyObjectiveConfig, network: Transformer, data: Dataset, tokenizer: Tokenizer | None
+) -> Measure | None:
     assert isinstance(data, Labelled)
     assert objective.labels is not None
     predicted, true = predictions(network, data, objective, tokenizer)
@@ -81,10 +93,17 @@ def _(objective: ClassifyObjectiveConfig, network: Transformer, data: Dataset, t
     return Measure(objective.measure, getattr(scores, objective.measure), higher_is_better=True)
 
 
+def source_at(pairs: Pairs, number: int) -> Sequence[int] | Tensor:
+    """What the encoder reads of one pair: ids, or an image or recording."""
+    if isinstance(pairs.source, Features):
+        return pairs.source.document(number)
+    return pairs.source.document(number).tolist()  # type: ignore[no-any-return]
+
+
 def greedy(
-    network: Transformer, sources: Iterable[Sequence[int]], tokenizer: Tokenizer, start_ids: Sequence[int] = ()
+    network: Transformer, sources: Iterable[Sequence[int] | Tensor], tokenizer: Tokenizer, start_ids: Sequence[int] = ()
 ) -> list[str]:
-    """The likeliest translation, token by token, of each source [begin] ids [end].
+    """The likeliest translation, token by token, of each source [begin] ids [end], image or recording.
 
     start_ids: what translations start from, where that is not the tokenizer's begin.
     """
@@ -102,15 +121,14 @@ def greedy(
 
 @torch.inference_mode()
 def predictions(
-    network: Transformer, data: Labelled, objective: ClassifyObjectiveConfig, tokenizer: Tokenizer
+    network: Transformer, data: Labelled, objective: ClassifyObjectiveConfig, tokenizer: Tokenizer | None
 ) -> tuple[list[int], list[int]]:
-    """The class a classifier gives to each text, and the true one."""
+    """The class a classifier gives to each text, image or recording, and the true one."""
     predicted: list[int] = []
     true: list[int] = []
     device = device_of(network)
-    batches = validation_batches(
-        data, objective, tokenizer, max_seq_len=network.config.context, batch_tokens=_TOKENS_AT_ONCE
-    )
+    most = _FILES_AT_ONCE if isinstance(data.texts, Features) else _TOKENS_AT_ONCE
+    batches = validation_batches(data, objective, tokenizer, max_seq_len=network.config.context, batch_tokens=most)
     with evaluating(network.modules()):
         for batch in batches:
             batch = batch.to(device)

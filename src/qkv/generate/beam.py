@@ -21,7 +21,7 @@ from torch import Tensor
 
 from qkv.config.errors import UsageError
 from qkv.generate.arguments import check_count, check_number
-from qkv.generate.decode import FinishReason, check_prompts, evaluating, last_logits, source_of
+from qkv.generate.decode import FinishReason, check_prompts, evaluating, last_logits, prefix_of, source_of
 from qkv.generate.sampling import Sampling, refuse_non_finite
 from qkv.generate.suppression import NOTHING_SUPPRESSED, Suppression
 from qkv.nn.transformer import Transformer
@@ -208,8 +208,8 @@ class _Search:
         size, length = self.tokens_IKN.shape[1:]
         prompts = [self.prompts[number] for number in self.inputs]
         if not length:
-            source = source_of(self.source, self.source_lengths, self.inputs)
-            logits_IV = last_logits(self.network, prompts, self.cache, source)
+            given = source_of(self.source, self.source_lengths, self.inputs) | prefix_of(self.network, prompts)
+            logits_IV = last_logits(self.network, prompts, self.cache, given)
             if self.cache is not None:
                 self.cache.select([place for place in range(len(prompts)) for _ in range(size)], size)
             return logits_IV.repeat_interleave(size, 0)
@@ -218,7 +218,9 @@ class _Search:
             return last_logits(self.network, [ids[-1:] for hypotheses in new for ids in hypotheses], self.cache)
         rows = [[*prompt, *ids] for prompt, hypotheses in zip(prompts, new, strict=True) for ids in hypotheses]
         numbers = [number for number in self.inputs for _ in range(size)]
-        return last_logits(self.network, rows, source=source_of(self.source, self.source_lengths, numbers))
+        given = source_of(self.source, self.source_lengths, numbers)
+        given |= prefix_of(self.network, [self.prompts[number] for number in numbers])
+        return last_logits(self.network, rows, given=given)
 
     def _finish(self, place: int, ids: list[int], logprob: float, reason: FinishReason) -> None:
         found = self.found[self.inputs[place]]

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from qkv.config.errors import UsageError
 from qkv.config.objectives import ClassifyObjectiveConfig
@@ -16,13 +17,15 @@ from qkv.config.parts import ClassifierHeadConfig
 from qkv.config.run import Config
 from qkv.data.rows import cut
 from qkv.generate.decode import device_of, evaluating, pad
+from qkv.generate.media import stacked
 from qkv.generate.sampling import refuse_non_finite
 from qkv.nn.transformer import Transformer
 
 
 @dataclass(frozen=True)
 class Classification:
-    """The likeliest class of a text; `probabilities` of the classes by label, the likeliest first."""
+    """The likeliest class of a text, an image or a recording; `probabilities` of the classes by label, the likeliest
+    first."""
 
     label: str
     probability: float
@@ -75,11 +78,33 @@ def classify(
         for first in range(0, len(order), batch_size):
             numbers = order[first : first + batch_size]
             ids_NT, lengths_N = pad([rows[number] for number in numbers], device_of(network))
-            logits_NC = network(ids_NT, lengths=lengths_N).float().cpu()
-            refuse_non_finite(logits_NC, numbers, 1)
-            p_NC, classes_NC = logits_NC.softmax(-1).sort(descending=True, stable=True)
-            for number, p_C, classes_C in zip(numbers, p_NC.tolist(), classes_NC.tolist(), strict=True):
-                ranked = {labels[c]: p for c, p in zip(classes_C, p_C, strict=True)}
-                label, probability = next(iter(ranked.items()))
-                found[number] = Classification(label, probability, dict(list(ranked.items())[:top]))
+            ranked = _ranked(network(ids_NT, lengths=lengths_N), labels, numbers, top)
+            found.update(zip(numbers, ranked, strict=True))
     return [found[number] for number in range(len(rows))]
+
+
+@torch.inference_mode()
+def classify_features(
+    network: Transformer, features: Sequence[Tensor], labels: Sequence[str], *, top: int | None = None, batch_size: int
+) -> list[Classification]:
+    """As `classify`, of images [C, H, W] or other features [F, S]."""
+    found: list[Classification] = []
+    with evaluating(network.modules()):
+        for first in range(0, len(features), batch_size):
+            inputs, lengths_N = stacked(features[first : first + batch_size], next(network.parameters()))
+            numbers = range(first, first + len(inputs))
+            found += _ranked(network(inputs, lengths=lengths_N), labels, numbers, top)
+    return found
+
+
+def _ranked(logits_NC: Tensor, labels: Sequence[str], numbers: Sequence[int], top: int | None) -> list[Classification]:
+    """What the scores of the texts with these numbers say."""
+    logits_NC = logits_NC.float().cpu()
+    refuse_non_finite(logits_NC, list(numbers), 1)
+    found = []
+    p_NC, classes_NC = logits_NC.softmax(-1).sort(descending=True, stable=True)
+    for p_C, classes_C in zip(p_NC.tolist(), classes_NC.tolist(), strict=True):
+        ranked = {labels[c]: p for c, p in zip(classes_C, p_C, strict=True)}
+        label, probability = next(iter(ranked.items()))
+        found.append(Classification(label, probability, dict(list(ranked.items())[:top])))
+    return found

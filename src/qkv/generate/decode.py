@@ -138,8 +138,10 @@ class Decoding:
 
     def _uncached(self, running: list[int]) -> Tensor:
         """Logits [B, V] of the running rows from all their tokens."""
-        rows = [self.prompts[row] + self.generated[row] for row in running]
-        return last_logits(self.network, rows, source=source_of(self._source, self._source_lengths, running))
+        prompts = [self.prompts[row] for row in running]
+        rows = [prompt + self.generated[row] for prompt, row in zip(prompts, running, strict=True)]
+        source = source_of(self._source, self._source_lengths, running)
+        return last_logits(self.network, rows, given=source | prefix_of(self.network, prompts))
 
     def _cached(self, running: list[int], cache: Cache) -> Tensor:
         """Logits [B, V] of the running rows from the tokens that the cache does not hold yet."""
@@ -147,19 +149,21 @@ class Decoding:
         new = [self.prompts[row] if first else self.generated[row][-1:] for row in running]
         cache.select([self._cached_rows.index(row) for row in running])  # rows that have ended leave
         self._cached_rows = running
-        source = source_of(self._source, self._source_lengths, running) if first else None
-        return last_logits(self.network, new, cache, source)
+        if not first:
+            return last_logits(self.network, new, cache)
+        given = source_of(self._source, self._source_lengths, running) | prefix_of(self.network, new)
+        return last_logits(self.network, new, cache, given)
 
 
 def last_logits(
     network: Transformer,
     rows: Sequence[Sequence[int]],
     cache: Cache | None = None,
-    source: dict[str, Tensor | None] | None = None,
+    given: dict[str, Tensor | None] | None = None,
 ) -> Tensor:
-    """The logits [B, V] after each row's last token; `source`: see `source_of`."""
+    """The logits [B, V] after each row's last token; `given`: what else is read, see `source_of` and `prefix_of`."""
     ids_BT, lengths_B = pad(rows, device_of(network))
-    scores_B1V: Tensor = network(ids_BT, lengths=lengths_B, cache=cache, logits="last", **(source or {}))
+    scores_B1V: Tensor = network(ids_BT, lengths=lengths_B, cache=cache, logits="last", **(given or {}))
     return scores_B1V[:, -1]
 
 
@@ -168,6 +172,13 @@ def source_of(source: Tensor | None, lengths_B: Tensor | None, rows: list[int]) 
     if source is None:
         return {}
     return {"source": source[rows], "source_lengths": None if lengths_B is None else lengths_B[rows]}
+
+
+def prefix_of(network: Transformer, prompts: Sequence[Sequence[int]]) -> dict[str, Tensor | None]:
+    """The network's argument for what a prefix-LM reads in both directions: the prompts; none for other models."""
+    if not network.config.prefix:
+        return {}
+    return {"prefix_lengths": torch.tensor([len(prompt) for prompt in prompts], device=device_of(network))}
 
 
 def check_prompts(network: Transformer, prompts: Sequence[Sequence[int]]) -> int:

@@ -58,7 +58,8 @@ def embed(
             numbers = order[first : first + batch_size]
             ids_NS, lengths_N = pad([rows[number] for number in numbers], device_of(network))
             if network.encoder is not None:
-                h_NM = pool(network.encode(ids_NS, lengths_N).float(), lengths_N, pooling)
+                h_NSM = network.encode(ids_NS, lengths_N).float()
+                h_NM = pool(h_NSM, None if stack.config.num_queries else lengths_N, pooling)
             else:
                 h_NM = _last_hidden(network, ids_NS, lengths_N).float()
             refuse_non_finite(h_NM, numbers, 1)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from qkv.config.errors import UsageError
-from qkv.generate.decode import check_prompts, device_of, evaluating, pad, ranked
+from qkv.generate.decode import check_prompts, device_of, evaluating, pad, prefix_of, ranked
 from qkv.generate.prompts import begin_of, text_ids
 from qkv.generate.sampling import refuse_non_finite
 from qkv.generate.suppression import NOTHING_SUPPRESSED, Suppression
@@ -37,30 +37,29 @@ def log_probabilities(
 ) -> list[Ranked]:
     """For each of ids[start:] (start from 1) its log-probability in nats given all ids before it, and the `top` best.
 
-    source [1, S]: what an encoder-decoder reads. suppress: what cannot be, ids[start] being the first. len(ids) may be
-    one more than the context, since the last id is not read. Raises what `check_prompts` raises, and QkvError for
-    logits that are not finite.
+    Of a prefix-LM, ids[:start] are the prefix. source [1, S]: what an encoder-decoder reads. suppress: what cannot be,
+    ids[start] being the first. len(ids) may be one more than the context, since the last id is not read. Raises what
+    `check_prompts` raises, and QkvError for logits that are not finite.
     """
     if start >= len(ids):
         return []
     check_prompts(network, [ids[:-1]])
     device, cache = device_of(network), network.new_cache(1)
-    given: dict[str, Tensor | None] = {} if source is None else {"source": source}
+    given = prefix_of(network, [ids[:start]]) | ({} if source is None else {"source": source})
     result: list[Ranked] = []
     with evaluating(network.modules()):
-        if start > 1:
-            network(pad([ids[: start - 1]], device)[0], cache=cache, logits="last", **given)
+        first, last = 0, start
+        while first < last:
+            read_1T = pad([ids[first:last]], device)[0]
+            scores_TV = network(read_1T, cache=cache, logits="all" if first else "last", **given)[0].float().cpu()
             given = {}
-        for first in range(start - 1, len(ids) - 1, CHUNK):
-            last = min(first + CHUNK, len(ids) - 1)
-            scores_TV = network(pad([ids[first:last]], device)[0], cache=cache, **given)[0].float().cpu()
-            given = {}
-            for place, scores_V in enumerate(scores_TV, first + 1):
+            for place, scores_V in enumerate(scores_TV, last + 1 - len(scores_TV)):
                 refuse_non_finite(scores_V[None], [0], place)
                 scores_V = suppress(scores_V[None], first=place == start)[0]
                 logprob, best = ranked(scores_V, ids[place], top)
                 assert logprob is not None
                 result.append((logprob, best))
+            first, last = last, min(last + CHUNK, len(ids) - 1)
     return result
 
 

@@ -112,7 +112,7 @@ def transcript_prompt(
     if language is None:
         features = log_mel_of(network, [wave_N])
         with evaluating(network.modules()):
-            scores_V = last_logits(network, [start[:1]], source={"source": features})[0]
+            scores_V = last_logits(network, [start[:1]], given={"source": features})[0]
         language = max(languages, key=lambda code: float(scores_V[languages[code]]))
     elif language not in languages:
         guess = nearest(language, languages)

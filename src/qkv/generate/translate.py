@@ -8,14 +8,13 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Literal
 
-import torch
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
 from qkv.config.errors import UsageError
 from qkv.generate.arguments import check_count
 from qkv.generate.beam import Beams, Hypothesis, beam_search
 from qkv.generate.decode import check_prompts, pad
+from qkv.generate.media import stacked
 from qkv.generate.suppression import NOTHING_SUPPRESSED, Suppression
 from qkv.generate.text import text_of
 from qkv.nn.transformer import Transformer
@@ -57,14 +56,17 @@ def translate(
 ) -> Iterator[list[Hypothesis]]:
     """The `n_best` hypotheses for each source, best first, in the order of the sources.
 
-    sources: ids, or features [S, W], as the encoder reads them. They are taken up as needed, `READ_AHEAD` batches at a
-    time (one by one where batch_size is 1), so that any number of them can stream through. A source without tokens
-    gives an empty hypothesis, for which the model does not run. start_ids: what the decoder starts from.
-    max_new_tokens: by default twice the source's tokens and 16 more. The other arguments: `Beams` and `beam_search`.
+    sources: ids, features [S, W] or images [C, H, W], as the encoder reads them. They are taken up as needed,
+    `READ_AHEAD` batches at a time (one by one where batch_size is 1), so that any number of them can stream through. A
+    source without tokens gives an empty hypothesis, for which the model does not run. start_ids: what the decoder
+    starts from. max_new_tokens: by default twice the source's tokens (or vectors) and 16 more. The other arguments:
+    `Beams` and `beam_search`.
 
     Raises UsageError before anything is read for a model that is no encoder-decoder and for arguments out of range.
     """
     check_translates(network)
+    assert network.encoder is not None
+    reads = network.encoder.config.input
     beams = Beams(beam_size, n_best, length_penalty, length_penalty_kind)
     batch_size = check_count("batch_size", batch_size, least=1)
     if max_new_tokens is not None:
@@ -74,7 +76,7 @@ def translate(
 
     def search(batch: list[Sequence[int] | Tensor]) -> list[list[Hypothesis]]:
         source, lengths_B = _padded(batch, network)
-        limits = [2 * len(one) + 16 if max_new_tokens is None else max_new_tokens for one in batch]
+        limits = [2 * reads.length(len(one)) + 16 if max_new_tokens is None else max_new_tokens for one in batch]
         return beam_search(
             network,
             [start_ids] * len(batch),
@@ -109,12 +111,10 @@ def check_translates(network: Transformer) -> None:
 
 
 def _padded(batch: list[Any], network: Transformer) -> tuple[Tensor, Tensor | None]:
-    """Sources as one tensor, ids [B, S] or features [B, S, W], and their lengths (None: all whole)."""
+    """Sources as one tensor, ids [B, S], features [B, S, W] or images [B, C, H, W], and their lengths (None: all
+    whole)."""
     parameter = next(network.parameters())
-    if not isinstance(batch[0], Tensor):
-        return pad(batch, parameter.device)
-    lengths_B = torch.tensor([len(one) for one in batch], device=parameter.device)
-    return pad_sequence(batch, batch_first=True).to(parameter.device, parameter.dtype), lengths_B
+    return stacked(batch, parameter) if isinstance(batch[0], Tensor) else pad(batch, parameter.device)
 
 
 def written(

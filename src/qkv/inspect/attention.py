@@ -22,11 +22,11 @@ from torch import Tensor, nn
 
 from qkv.config.errors import UsageError
 from qkv.data.describe import spelling
-from qkv.generate.decode import check_ids, device_of, evaluating, pad
+from qkv.generate.decode import check_ids, device_of, evaluating, pad, prefix_of
 from qkv.generate.prompts import begin_of, end_of, prompt_ids, read_ids, text_ids, whole_ids
-from qkv.nn.bias import Bias
 from qkv.nn.kernels import Kernel, MathKernel
 from qkv.nn.mask import Mask
+from qkv.nn.score import Scoring
 from qkv.nn.transformer import Transformer
 from qkv.tokenizer.tokenizer import Tokenizer
 
@@ -42,10 +42,7 @@ class LayerAttention:
     k_1GSD: Tensor
     v_1GSE: Tensor
     mask: Mask
-    scale: float
-    bias: Bias | None = None
-    softcap: float | None = None
-    additive_HD: Tensor | None = None
+    scoring: Scoring
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -55,19 +52,15 @@ class LayerAttention:
     def head(self, number: int) -> Tensor:
         """The weights of one head, counted from 0: [T, S] on the CPU, in float32 at least.
 
-        Rows sum to 1 (a query that may attend to nothing: to 0), hidden keys have 0. Raises UsageError for a head that
-        there is not.
+        Rows sum to 1 (with sinks to less; a query that may attend to nothing: to 0), hidden keys have 0. Raises
+        UsageError for a head that there is not.
         """
         heads, groups = self.q_1HTD.shape[1], self.k_1GSD.shape[1]
         check_number("head", number, heads)
         group = number // (heads // groups)
         parts = self.q_1HTD[:, number, None], self.k_1GSD[:, group, None], self.v_1GSE[:, group, None]
         q_11TD, k_11SD, v_11SE = (part.to(torch.promote_types(part.dtype, torch.float32)) for part in parts)
-        bias = None if self.bias is None else self.bias.head(number)
-        additive_1D = None if self.additive_HD is None else self.additive_HD[number, None].to(q_11TD.dtype)
-        _, weights_11TS = MathKernel().attend(
-            q_11TD, k_11SD, v_11SE, self.mask, self.scale, 0.0, bias, self.softcap, additive_1D
-        )
+        _, weights_11TS = MathKernel().attend(q_11TD, k_11SD, v_11SE, self.mask, self.scoring.head(number))
         return weights_11TS[0, 0].detach().cpu()
 
     def weights(self) -> Tensor:
@@ -95,21 +88,24 @@ def read_attention(
     """What the kernels of a stack receive in one forward pass over one sequence, without dropout.
 
     stack: None is the decoder, of an encoder-only model the encoder. kind: "cross" is the decoder's attention to the
-    source. layers: counted from 0, in this order; None: all. inputs: `source`, `lengths`, `documents` and the other
-    inputs of `Transformer.forward`. The network's mode is put back and no hook stays, whatever happens. Raises
-    UsageError for what the network does not have, and what `forward` raises.
+    source. layers: counted from 0, in this order; None: all that have such attention. inputs: `source`, `lengths`,
+    `documents` and the other inputs of `Transformer.forward`. The network's mode is put back and no hook stays,
+    whatever happens. Raises UsageError for what the network does not have, and what `forward` raises.
     """
     if len(ids_1T) != 1:
         raise UsageError(
             f"attention is read of one sequence at a time, not of {len(ids_1T)}", hint="ids[row : row + 1]"
         )
     kernels = _kernels(network, stack or main_stack(network), kind)
-    wanted = list(range(len(kernels)) if layers is None else layers)
+    having = [layer for layer, kernel in enumerate(kernels) if kernel is not None]
+    wanted = list(having if layers is None else layers)
     for layer in wanted:
         check_number("layer", layer, len(kernels))
+        if layer not in having:
+            raise UsageError(f"layer {layer} has no {kind}-attention", hint=f"layers {', '.join(map(str, having))}")
     received: dict[int, LayerAttention] = {}
     with ExitStack() as hooks, evaluating(network.modules()), torch.no_grad(), _eager():
-        for kernel in {kernels[layer] for layer in wanted}:
+        for kernel in {kernel for layer in wanted if (kernel := kernels[layer]) is not None}:
             # layers that share their parameters share their kernel, which is called for one after the other
             calls = [layer for layer, other in enumerate(kernels) if other is kernel]
             hooks.enter_context(kernel.register_forward_pre_hook(_keep_in(received, calls), with_kwargs=True))
@@ -122,8 +118,8 @@ def main_stack(network: Transformer) -> StackName:
     return "encoder" if network.decoder is None else "decoder"
 
 
-def _kernels(network: Transformer, stack: StackName, kind: Kind) -> list[Kernel]:
-    """The kernel of each layer."""
+def _kernels(network: Transformer, stack: StackName, kind: Kind) -> list[Kernel | None]:
+    """The kernel of each layer; None where a layer has no such attention."""
     if stack not in ("encoder", "decoder") or kind not in ("self", "cross"):
         raise UsageError(f"there is encoder or decoder, self or cross, and not {stack} {kind}")
     tower = getattr(network, stack)
@@ -134,7 +130,8 @@ def _kernels(network: Transformer, stack: StackName, kind: Kind) -> list[Kernel]
             "only the decoder of an encoder-decoder has cross-attention, and this is the "
             f"{stack} of a model of family {network.config.family}"
         )
-    return [_kernel(block.attention(kind), layer) for layer, block in enumerate(tower.layers)]
+    parts = [block.attention(kind) for block in tower.layers]
+    return [None if part is None else _kernel(part, layer) for layer, part in enumerate(parts)]
 
 
 def _kernel(attention: nn.Module, layer: int) -> Kernel:
@@ -150,9 +147,7 @@ def _keep_in(received: dict[int, LayerAttention], layers: Sequence[int]) -> Call
 
     def hook(kernel: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         given = signature(kernel.forward).bind(*args, **kwargs).arguments
-        q_1HTD, k_1GSD, v_1GSE, mask, scale = list(given.values())[:5]
-        changes = (given.get(name) for name in ("bias", "softcap", "additive_HD"))
-        received[next(calls)] = LayerAttention(q_1HTD, k_1GSD, v_1GSE, mask, scale, *changes)
+        received[next(calls)] = LayerAttention(*list(given.values())[:5])
 
     return hook
 
@@ -209,7 +204,8 @@ def attention_of_text(
     stack: StackName | None = None,
     kind: Kind = "self",
 ) -> TextAttention:
-    """The attention over `text` as the network reads it in training: [begin] text, in encoders also [end].
+    """The attention over `text` as the network reads it in training: [begin] text, in encoders also [end]; to a
+    prefix-LM the text is its prefix.
 
     target: what the decoder of an encoder-decoder is given, a text or generated ids: it reads [begin] target and
     predicts target [end]. source_tokenizer: of `text` there (None: one tokenizer for both). start_ids: what the decoder
@@ -223,7 +219,9 @@ def attention_of_text(
     if target is not None:
         raise UsageError(f"a model of family {network.config.family} reads one text and no target")
     ids = prompt_ids(tokenizer, text) if network.encoder is None else whole_ids(tokenizer, text)
-    layers = read_attention(network, _sequence(network, main_stack(network), ids, "the text"), stack=stack, kind=kind)
+    ids_1T = _sequence(network, main_stack(network), ids, "the text")
+    prefix_1 = prefix_of(network, [ids]).get("prefix_lengths")
+    layers = read_attention(network, ids_1T, stack=stack, kind=kind, prefix_lengths=prefix_1)
     tokens = _spelled(ids, tokenizer)
     return TextAttention(stack, kind, tokens, tokens, layers)
 
@@ -238,6 +236,12 @@ def _attention_of_pair(
     stack: StackName,
     kind: Kind,
 ) -> TextAttention:
+    assert network.encoder is not None
+    if network.encoder.config.num_queries and (stack == "encoder" or kind == "cross"):
+        raise UsageError(
+            "what the encoder's learned queries read or become has no place in the text",
+            hint="qkv.inspect.attention.read_attention",
+        )
     source = whole_ids(source_tokenizer, text)
     source_1S = _sequence(network, "encoder", source, "the text")
     if stack == "encoder":

@@ -7,8 +7,13 @@ from textwrap import wrap
 
 from torch import nn
 
-from qkv.config.attention import AttentionConfig, StandardAttentionConfig
-from qkv.config.feed_forward import DenseFeedForwardConfig
+from qkv.config.attention import (
+    AttentionConfig,
+    DifferentialAttentionConfig,
+    LatentAttentionConfig,
+    StandardAttentionConfig,
+)
+from qkv.config.feed_forward import DenseFeedForwardConfig, MixtureOfExpertsConfig
 from qkv.config.model import BlockConfig, ModelConfig, StackConfig
 from qkv.config.parts import LogMelInputConfig, NormConfig, PatchInputConfig
 from qkv.config.positions import PositionConfig, RopeConfig
@@ -137,7 +142,8 @@ def _input(stack: StackConfig) -> str:
         return f"token embedding {stack.vocab_size or 0:,} x {stack.embedding.width or stack.d_model}"
     if isinstance(part, PatchInputConfig):
         patches = f"patches of {part.patch_size} x {part.patch_size}"
-        return f"class token, {patches}" if part.class_token else patches
+        registers = f"{part.num_registers} registers, " if part.num_registers else ""
+        return f"{'class token, ' if part.class_token else ''}{registers}{patches}"
     if isinstance(part, LogMelInputConfig):
         return "two convolutions over 3 frames, the second halves them"
     return "projection"
@@ -247,8 +253,23 @@ def _attention(attention: AttentionConfig, position: PositionConfig | None) -> s
             text += f", softcap {attention.softcap:g}"
         if attention.window:
             text += f", window {attention.window}"
+        if attention.sinks:
+            text += ", sinks"
+        if attention.gate != "none":
+            text += f", gate {attention.gate}"
+        if isinstance(attention, DifferentialAttentionConfig):
+            text += ", differential"
         if attention.value_residual != "none":
             text += f", values mixed with the first layer's ({attention.value_residual})"
+    if isinstance(attention, LatentAttentionConfig):
+        queries = "" if attention.q_rank is None else f" of rank {attention.q_rank}"
+        text = (
+            f"q [{attention.num_heads} x ({attention.nope_dim} + {attention.rope_dim})]{queries}, "
+            f"k v [{attention.num_heads} x {attention.nope_dim}, {attention.num_heads} x {attention.value_dim}] "
+            f"of rank {attention.kv_rank}, k [{attention.rope_dim}] for all heads"
+        )
+        if attention.window:
+            text += f", window {attention.window}"
     if position is not None and not position.absolute and position.kind != "none":
         text += f", {_position(position)}"
     return text
@@ -264,6 +285,9 @@ def _position(position: PositionConfig) -> str:
 
 def _feed_forward(layer: BlockConfig) -> str:
     part = layer.feed_forward
+    if isinstance(part, MixtureOfExpertsConfig):
+        shared = " and a shared one" if part.shared else ""
+        return f"{part.top_k} of {part.num_experts} experts{shared}, {part.expert.kind}, {part.d_ff} wide"
     return f"{part.kind}, {part.d_ff} wide" if isinstance(part, DenseFeedForwardConfig) else part.kind
 
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from torch import nn
 
 from qkv.config.model import ModelConfig
-from qkv.nn.attention import Attention
 from qkv.nn.block import Stack
 from qkv.nn.embedding import Embedding
+from qkv.nn.experts import Experts, Router
 from qkv.nn.head import LanguageModelHead, MaskedLanguageModelHead
 from qkv.nn.stem import LogMelInput
 from qkv.nn.transformer import Transformer
@@ -27,8 +27,9 @@ class Summary:
 
     flops_per_token_forward: multiplications and additions of one token's forward at the full context (`max_seq_len`
     keys per query, or the window; the causal half is not taken off, and what residual streams mix is not counted); of
-    an encoder-decoder, one source and one target token. kv_cache_bytes_per_token: keys and values of all decoder
-    layers; cross_cache_bytes_per_source_token: those of the source. train_state_bytes: weights, gradients and Adam's
+    an encoder-decoder, one source and one target token. kv_cache_bytes_per_token: what all decoder layers keep of
+    their own tokens, at the full context too: of a window no more than the window; cross_cache_bytes_per_source_token:
+    of the source. train_state_bytes: weights, gradients and Adam's
     two moments in float32, without activations.
     """
 
@@ -47,12 +48,12 @@ def summarise(config: ModelConfig, *, cache_dtype: str = "bf16", network: Transf
     network = network or Transformer(config, device="meta")
     embeddings = [module for module in network.modules() if isinstance(module, Embedding)]
     params = count(network.parameters())
-    cached, crossed = _cache_widths(network)
+    cached, crossed = _cache_widths(network.decoder)
     return Summary(
         family=config.family,
         params=params,
         params_embedding=count(parameter for module in embeddings for parameter in _tables(module)),
-        params_active=params,
+        params_active=params - _idle(network),
         flops_per_token_forward=_flops(network),
         kv_cache_bytes_per_token=cached * BYTES[cache_dtype],
         cross_cache_bytes_per_source_token=crossed * BYTES[cache_dtype],
@@ -72,8 +73,14 @@ def _tables(embedding: Embedding) -> list[nn.Parameter]:
     return [parameter for part in parts if part is not None for parameter in part.parameters()]
 
 
+def _idle(network: Transformer) -> int:
+    """The parameters of the experts that a token does not go through."""
+    experts = [module for module in network.modules() if isinstance(module, Experts)]
+    return sum(count(module.parameters()) // len(module.up) * (len(module.up) - module.top_k) for module in experts)
+
+
 def _flops(network: Transformer) -> int:
-    """Two per weight of every matrix a token passes, and four per key, head and channel of attention."""
+    """Two per weight of every matrix a token passes, and per product of attention for each key."""
     total = 0
     for part in network.children():
         if isinstance(part, Embedding | LanguageModelHead | MaskedLanguageModelHead):  # other heads: once per sequence
@@ -82,36 +89,33 @@ def _flops(network: Transformer) -> int:
     for stack in (network.encoder, network.decoder):
         if not isinstance(stack, Stack):
             continue
-        for window, block in zip(stack.window_of_layer, stack.layers, strict=True):
+        for window, block, layer in zip(stack.window_of_layer, stack.layers, stack.config.layers, strict=True):
             reach = stack.config.max_seq_len
             if window:
                 reach = min(reach, window if stack.causal else 2 * window - 1)
-            total += _matrix_flops(block)
-            total += _attention_flops(block.attention("self"), reach)
-            total += _attention_flops(block.attention("cross"), source_length)
+            total += _matrix_flops(block) + 2 * reach * layer.attention.score_width
+            if layer.cross_attention is not None:
+                total += 2 * source_length * layer.cross_attention.score_width
     return total
 
 
 def _matrix_flops(part: nn.Module) -> int:
     total = 0
     for module in part.modules():
-        if isinstance(module, nn.Linear | nn.Conv1d | nn.Conv2d | LanguageModelHead | MaskedLanguageModelHead):
+        if isinstance(module, nn.Linear | nn.Conv1d | nn.Conv2d | Router | LanguageModelHead | MaskedLanguageModelHead):
             total += 2 * module.weight.numel()
+        if isinstance(module, Experts):
+            total += 2 * module.top_k * sum(part[0].numel() for part in module.matrices)
         if isinstance(module, LogMelInput):  # two frames become one vector
             total += 2 * module.first.weight.numel()
     return total
 
 
-def _attention_flops(attention: nn.Module | None, keys: int) -> int:
-    return 4 * keys * attention.num_heads * attention.head_dim if isinstance(attention, Attention) else 0
-
-
-def _cache_widths(network: Transformer) -> tuple[int, int]:
+def _cache_widths(decoder: Stack | None) -> tuple[int, int]:
     """Numbers cached per token by self-attention and per source token by cross-attention."""
-    layers = network.decoder.layers if network.decoder is not None else []
-    own, cross = ([block.attention(kind) for block in layers] for kind in ("self", "cross"))
-    return _cache_width(own), _cache_width(cross)
-
-
-def _cache_width(attentions: Iterable[nn.Module | None]) -> int:
-    return sum(2 * part.num_kv_heads * part.head_dim for part in attentions if isinstance(part, Attention))
+    if decoder is None:
+        return 0, 0
+    context, layers = decoder.config.max_seq_len, decoder.config.layers
+    crosses = [layer.cross_attention for layer in layers if layer.cross_attention is not None]
+    own = sum(layer.attention.cached(context) for layer in layers) // context
+    return own, sum(cross.cache_width for cross in crosses)

@@ -7,10 +7,13 @@ from qkv.nn.bias import Bias
 from qkv.nn.block import Block, Stack, Sublayer
 from qkv.nn.build import Dims, build
 from qkv.nn.cache import Cache
+from qkv.nn.differential import DifferentialAttention
 from qkv.nn.embedding import Embedding
+from qkv.nn.experts import MixtureOfExperts
 from qkv.nn.feed_forward import FeedForward
 from qkv.nn.hyper_connections import HyperConnections
 from qkv.nn.kernels import use_kernel
+from qkv.nn.latent_attention import LatentAttention
 from qkv.nn.mhc import Mhc
 from qkv.nn.norm import LayerNorm, RMSNorm
 from qkv.nn.position import BiasPhases, Phases, Position
@@ -25,12 +28,15 @@ __all__ = [
     "BiasPhases",
     "Block",
     "Cache",
+    "DifferentialAttention",
     "Dims",
     "Embedding",
     "FeedForward",
     "HyperConnections",
+    "LatentAttention",
     "LayerNorm",
     "Mhc",
+    "MixtureOfExperts",
     "Output",
     "Phases",
     "Position",

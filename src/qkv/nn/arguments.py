@@ -32,6 +32,7 @@ def check_arguments(
     documents: Tensor | None,
     source_documents: Tensor | None,
     segments: Tensor | None,
+    prefix_lengths: Tensor | None,
     cache: Cache | None,
     labels: Tensor | None,
     logits: str,
@@ -52,6 +53,8 @@ def check_arguments(
                 raise UsageError(f"`{name}` is for encoder-decoders; a model of family {config.family} has one stack")
     if cache is not None:
         _check_cache(config, ids, documents, cache, main)
+    if prefix_lengths is not None:
+        _check_prefix(config, ids, lengths, documents, prefix_lengths, cache)
     if logits not in ("all", "last"):
         raise UsageError(f"`logits` is all or last, not {logits!r}")
     if labels is not None:
@@ -90,6 +93,8 @@ def check_sequence(
         raise UsageError(f"{kind.reads} are read whole, without `{prefix}lengths`")
     if documents is not None and kind.mixes:
         raise UsageError(f"{kind.reads} cannot be packed as `{prefix}documents`", hint="one row for each")
+    if documents is not None and stack.num_queries is not None:
+        raise UsageError(f"learned queries read no packed `{prefix}documents`", hint="one row for each")
     _check_shape(f"{prefix}lengths", lengths, [(rows,)])
     _check_shape("positions", positions, [(rows, length), (1, length)])
     if positions is not None and any(layer.position.by_slots for layer in stack.layers):
@@ -144,6 +149,29 @@ def _check_cache(config: ModelConfig, ids: Tensor, documents: Tensor | None, cac
             f"{cache.longest} + {ids.shape[1]} = {end} tokens do not fit the model's context of {main.max_seq_len}",
             hint="a new cache, or a model with a larger max_seq_len",
         )
+
+
+def _check_prefix(
+    config: ModelConfig,
+    ids: Tensor,
+    lengths: Tensor | None,
+    documents: Tensor | None,
+    prefix_lengths: Tensor,
+    cache: Cache | None,
+) -> None:
+    if not config.prefix:
+        raise UsageError("the model has no prefix", hint="prefix=true in its configuration")
+    if documents is not None:
+        raise UsageError("a row of packed `documents` has no prefix", hint="one row per document")
+    _check_shape("prefix_lengths", prefix_lengths, [(ids.shape[0],)])
+    _check_range("prefix_lengths", prefix_lengths, ids.shape[1] + 1, "the range below")
+    if cache is not None and cache.longest:
+        raise UsageError("the tokens of a prefix see each other, so all of them are in a cache's first call")
+    if lengths is None or torch.compiler.is_compiling() or ids.device.type != "cpu":
+        return
+    for row, (prefix, length) in enumerate(zip(prefix_lengths.tolist(), lengths.tolist(), strict=True)):
+        if prefix > length:
+            raise UsageError(f"the prefix of row {row} has {prefix} tokens, and the row {length}")
 
 
 def _check_labels(config: ModelConfig, ids: Tensor, labels: Tensor, main: StackConfig) -> None:

@@ -3,7 +3,8 @@
 Self-attention is X = Y; masked self-attention adds a causal rule; cross-attention is X != Y, where Y may have another
 length and another width. `num_kv_heads` makes it multi-head, grouped-query or multi-query.
 
-Shapes: B batch, T queries, S keys, M model width, N width of Y, H query heads, G key/value heads, D head width.
+Shapes: B batch, T queries, S keys, M model width, N width of Y, H query heads, G key/value heads, D head width,
+W = H D, E = D (or 1).
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from qkv.nn.cache import CrossCache, LayerCache
 from qkv.nn.kernels import SdpaKernel
 from qkv.nn.mask import Mask, Rule
 from qkv.nn.position import NO_PHASES, Phases
-from qkv.nn.score import AdditiveWeight, UnitLength
+from qkv.nn.score import AdditiveWeight, Scoring, Sinks, UnitLength
 from qkv.nn.value_residual import FirstValues, GiveValues, LearnedMixValues, MixValues
 
 
@@ -25,10 +26,13 @@ class Attention(nn.Module):
     """softmax(q k^T / sqrt(D)) v in H heads ("Attention Is All You Need", 3.2); G < H is grouped-query attention
     (Ainslie et al. 2023, arXiv 2305.13245), G = 1 multi-query (Shazeer 2019, arXiv 1911.02150). `scale` stands for
     1 / sqrt(D) where it is given (T5: 1), and `softcap` bounds the scores (Gemma 2). `score` may be another than
-    q k / sqrt(D): q k ("dot"), their cosine, or w tanh(q + k) ("additive").
+    q k / sqrt(D): q k ("dot"), their cosine, or w tanh(q + k) ("additive"). With `sinks`, each head may attend to
+    nothing (gpt-oss).
 
     With `qk_norm`, queries and keys are normalised before positions turn them (Henry et al. 2020; Dehghani et al.
-    2023): per head over D with one weight for all heads, or over the full projection.
+    2023): per head over D with one weight for all heads, or over the full projection. With `gate`, what the heads have
+    found is multiplied by sigmoid(x W_g), a number for each channel or for each head (Qiu et al. 2025, arXiv
+    2505.06708; Qwen3-Next).
     """
 
     def __init__(self, config: StandardAttentionConfig, dims: Dims) -> None:
@@ -47,6 +51,10 @@ class Attention(nn.Module):
         self.query = nn.Linear(dims.d_model, width, bias=bool(config.bias))
         self.key = nn.Linear(d_source, kv_width, bias=config.bias in (True, "qkv"))
         self.value = nn.Linear(d_source, kv_width, bias=bool(config.bias))
+        self.gate: nn.Module | None = None
+        if config.gate != "none":
+            gates = width if config.gate == "elementwise" else self.num_heads
+            self.gate = nn.Linear(dims.d_model, gates, bias=bool(config.bias))
         self.output = nn.Linear(width, dims.d_model, bias=config.bias in (True, "qvo"))
         norm = RMSNormConfig() if isinstance(dims.norm, NoNormConfig) else dims.norm
         self.norm_per_head = config.qk_norm == "per-head"
@@ -60,6 +68,7 @@ class Attention(nn.Module):
         if config.score == "cosine":
             self.query_unit, self.key_unit = UnitLength(self.head_dim, self.num_heads), UnitLength(self.head_dim)
         self.additive = AdditiveWeight(self.head_dim, self.num_heads) if config.score == "additive" else None
+        self.sinks = Sinks(self.num_heads) if config.sinks else None
         self.value_residual: nn.Module | None = None
         if config.value_residual != "none":
             mix = MixValues if config.value_residual == "fixed" else LearnedMixValues
@@ -96,15 +105,26 @@ class Attention(nn.Module):
         if self.value_residual is not None:
             v_BGSD = self.value_residual(v_BGSD, first_values or FirstValues())
         if not isinstance(mask, Mask):
-            mask = _call_mask(mask, x_BTM, k_BGSD.shape[2])
+            mask = call_mask(mask, x_BTM, k_BGSD.shape[2])
         if isinstance(cache, LayerCache):
             k_BGSD, v_BGSD = cache.append(k_BGSD, v_BGSD, mask.q_slots, end)
-        dropout = self.dropout if self.training else 0.0
-        additive_HD = None if self.additive is None else self.additive()
-        out_BHTD = self.kernel(
-            q_BHTD, k_BGSD, v_BGSD, mask, self.scale, dropout, phases.bias, self.softcap, additive_HD
+        scoring = Scoring(
+            self.scale,
+            self.softcap,
+            phases.bias,
+            additive_HD=None if self.additive is None else self.additive(),
+            sinks_H=None if self.sinks is None else self.sinks(),
         )
-        out: Tensor = self.output(out_BHTD.transpose(1, 2).flatten(2))
+        out_BTW = self.attend(q_BHTD, k_BGSD, v_BGSD, mask, scoring).transpose(1, 2).flatten(2)
+        if self.gate is not None:
+            gate_BTHE = self.gate(x_BTM).view(*x_BTM.shape[:2], self.num_heads, -1)
+            out_BTW = (self._split(out_BTW, self.num_heads) * gate_BTHE.sigmoid()).flatten(2)
+        out: Tensor = self.output(out_BTW)
+        return out
+
+    def attend(self, q_BHTD: Tensor, k_BGSD: Tensor, v_BGSD: Tensor, mask: Mask, scoring: Scoring) -> Tensor:
+        """What the heads find, [B, H, T, D]."""
+        out: Tensor = self.kernel(q_BHTD, k_BGSD, v_BGSD, mask, scoring, self.dropout if self.training else 0.0)
         return out
 
     def _keys_values(self, y_BSN: Tensor, phases: Phases) -> tuple[Tensor, Tensor]:
@@ -124,7 +144,8 @@ class Attention(nn.Module):
         return f"{self.num_heads} heads, {self.num_kv_heads} key/value heads, head_dim={self.head_dim}"
 
 
-def _call_mask(rule: Rule | None, x_BTM: Tensor, num_keys: int) -> Mask:
+def call_mask(rule: Rule | None, x_BTM: Tensor, num_keys: int) -> Mask:
+    """The rule of one call on its own: of x's tokens [B, T, M], to keys at slots 0 .. num_keys - 1."""
     square = Mask.square(rule, x_BTM.shape[1], x_BTM.device)
     return Mask(rule, square.q_slots, num_keys, aligned=num_keys == x_BTM.shape[1])
 

@@ -6,7 +6,7 @@ Shapes: B batch, T tokens, S source tokens, M model width, N source width.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +16,8 @@ from qkv.config.parts import NormConfig
 from qkv.config.positions import NoPositionConfig
 from qkv.nn.build import Dims, apply, build, dropout_of
 from qkv.nn.cache import Cache, CrossCache, LayerCache
-from qkv.nn.mask import Causal, Mask, Rule, Window
+from qkv.nn.gate import Gate
+from qkv.nn.mask import Causal, Mask, Prefix, Rule, Window
 from qkv.nn.position import NO_PHASES, Phases, Position, total_lengths
 from qkv.nn.residual import ResidualStream, Site
 from qkv.nn.value_residual import FirstValues
@@ -38,10 +39,10 @@ class BlockInputs:
 
 
 class Sublayer(nn.Module):
-    """read -> norm_in -> function -> norm_out -> dropout -> write -> norm_stream.
+    """read -> norm_in -> function -> norm_out -> gate -> dropout -> write -> norm_stream.
 
     Of the three norms a placement uses norm_in (pre), norm_out (output), both (sandwich) or norm_stream (post).
-    functions: by name; `call` knows them.
+    functions: by name; `call` knows them. Cross-attention may have a gate.
     """
 
     function: nn.Module
@@ -54,6 +55,7 @@ class Sublayer(nn.Module):
         for name, function in functions.items():
             self.add_module(name, function)
         self.norm_out: nn.Module | None = build(norm, dims) if where in ("output", "sandwich") else None
+        self.gate: nn.Module | None = None
         self.dropout = dropout_of(dropout)
         self.norm_stream: nn.Module | None = build(norm, dims) if where == "post" else None
 
@@ -61,7 +63,7 @@ class Sublayer(nn.Module):
         """The state of the residual stream, one sublayer later."""
         site = self.site
         x_BTM, context = (state, None) if site.read is None else site.read(state)
-        y_BTM = apply(self.dropout, apply(self.norm_out, self.call(x_BTM, inputs)))
+        y_BTM = apply(self.dropout, apply(self.gate, apply(self.norm_out, self.call(x_BTM, inputs))))
         return apply(self.norm_stream, site.write(state, y_BTM, context))
 
     def call(self, x_BTM: Tensor, inputs: BlockInputs) -> Tensor:
@@ -141,6 +143,8 @@ class Block(nn.Module):
     `first_site` is the number of sublayers before this block.
     """
 
+    self_attention_class: ClassVar[type[SelfAttentionSublayer]] = SelfAttentionSublayer
+
     def __init__(
         self, config: BlockConfig, dims: Dims, stream: ResidualStream | None = None, first_site: int = 0
     ) -> None:
@@ -156,7 +160,7 @@ class Block(nn.Module):
                 norm, dims, site, dropout, attention=attention, feed_forward=feed_forward, two_norms=two
             )
             return
-        self.self_attention = SelfAttentionSublayer(
+        self.self_attention = self.self_attention_class(
             norm, dims, stream.new_site(first_site, dims.layer), dropout, function=attention
         )
         if config.cross_attention is not None:
@@ -164,6 +168,8 @@ class Block(nn.Module):
             self.cross_attention = CrossAttentionSublayer(
                 norm, dims, stream.new_site(first_site + 1, dims.layer), dropout, function=cross
             )
+            if config.cross_gate:
+                self.cross_attention.gate = Gate()
         self.feed_forward = Sublayer(
             norm, dims, stream.new_site(first_site + len(self), dims.layer), dropout, function=feed_forward
         )
@@ -193,15 +199,22 @@ class Stack(nn.Module):
     """A tower: blocks on a residual stream, and the final norm where the placement needs one. There is one block for
     each layer, or one for all where layers share their parameters (ALBERT: Lan et al. 2019, arXiv 1909.11942).
 
-    d_source: width of the memory that cross-attention reads; None: there is none.
+    d_source: width of the memory that cross-attention reads; None: there is none. prefix: of a causal stack, whether
+    the tokens of a row's prefix see each other.
     """
 
-    def __init__(self, config: StackConfig, *, causal: bool, d_source: int | None = None) -> None:
+    block_class: ClassVar[type[Block]] = Block
+
+    def __init__(self, config: StackConfig, *, causal: bool, d_source: int | None = None, prefix: bool = False) -> None:
         super().__init__()
         self.config = config
         self.causal = causal
         dims = Dims(
-            config.d_model, d_source, max_seq_len=config.max_seq_len, num_layers=config.num_layers, causal=causal
+            config.d_model,
+            d_source,
+            max_seq_len=config.max_seq_len,
+            num_layers=config.num_layers,
+            causal=causal and not prefix,
         )
         self.residual: ResidualStream = build(config.residual, dims)
         # one position module per distinct kind: its phases are computed once per forward, not once per layer
@@ -213,14 +226,14 @@ class Stack(nn.Module):
         sites = 0
         for number, layer in enumerate(config.layers):
             kind = NoPositionConfig() if layer.position.absolute else layer.position
-            head_dim, heads = getattr(layer.attention, "head_dim", None) or config.d_model, layer.attention.num_heads
+            head_dim, heads = layer.attention.rotary_dim or config.d_model, layer.attention.num_heads
             if (kind, head_dim, heads) not in known:
                 known[kind, head_dim, heads] = len(self.positions)
                 self.positions.append(build(kind, dims.with_(d_model=head_dim, num_heads=heads)))
             self.position_of_layer.append(known[kind, head_dim, heads])
             self.window_of_layer.append(getattr(layer.attention, "window", None))
             if not blocks or not config.share_layers:
-                blocks.append(Block(layer, dims.with_(layer=number), self.residual, sites))
+                blocks.append(self.block_class(layer, dims.with_(layer=number), self.residual, sites))
                 sites += len(blocks[-1])
         self.blocks = nn.ModuleList(blocks)
         self.final_norm: nn.Module = build(config.norm, dims) if config.final_norm else nn.Identity()
@@ -241,14 +254,15 @@ class Stack(nn.Module):
         rule: Rule | None = None,
         memory_BSN: Tensor | None = None,
         memory_rule: Rule | None = None,
+        prefix_B: Tensor | None = None,
         cache: Cache | None = None,
     ) -> Tensor:
         """Embeddings [B, T, M] to hidden vectors [B, T, M].
 
         positions_BT: [B or 1, T], by default 0 .. T-1. lengths_B, documents_BT: which tokens are one sequence, for
         positions that depend on its length. rule: what else hides keys, besides a causal stack's own rule and each
-        layer's window. memory_BSN: the source; memory_rule: what hides it. cache: takes up the new tokens'
-        keys and values; the caller advances it.
+        layer's window. memory_BSN: the source; memory_rule: what hides it. prefix_B: how many tokens at the beginning
+        of each row see each other. cache: takes up the new tokens' keys and values; the caller advances it.
         """
         length = x_BTM.shape[1]
         if positions_BT is None:
@@ -274,7 +288,9 @@ class Stack(nn.Module):
         for layer, block in enumerate(self.layers):
             window = self.window_of_layer[layer]
             if window not in masks:
-                masks[window] = Mask(self._rule(window, rule), slots, held, aligned=slots.dim() == 1)
+                whole = self._rule(window, rule, prefix_B)
+                keys = None if cache is None else cache.key_slots(layer, length)
+                masks[window] = Mask(whole, slots, held, aligned=slots.dim() == 1, k_slots=keys)
             inputs = BlockInputs(
                 masks[window],
                 phases[self.position_of_layer[layer]],
@@ -290,9 +306,11 @@ class Stack(nn.Module):
         hidden: Tensor = self.final_norm(self.residual.exit(state))
         return hidden
 
-    def _rule(self, window: int | None, rule: Rule | None) -> Rule | None:
+    def _rule(self, window: int | None, rule: Rule | None, prefix_B: Tensor | None) -> Rule | None:
         """A layer's whole rule: causal or not, its window, and what hides keys in this call."""
         whole: Rule | None = Causal() if self.causal else None
+        if whole is not None and prefix_B is not None:
+            whole = whole | Prefix(prefix_B)
         for part in (Window(window) if window else None, rule):
             if part is not None:
                 whole = part if whole is None else whole & part
@@ -303,7 +321,4 @@ def _memory_length(memory_BSN: Tensor | None, cache: Cache | None) -> int:
     if memory_BSN is not None:
         return memory_BSN.shape[1]
     assert cache is not None
-    cross = cache.cross[0]
-    assert cross is not None
-    assert cross.k_BGSD is not None
-    return cross.k_BGSD.shape[2]
+    return next(cross.k_BGSD.shape[2] for cross in cache.cross if cross is not None and cross.k_BGSD is not None)

@@ -5,7 +5,10 @@ gives the logits of the full forward. Each row has its own length, so prompts of
 `Cache.select` rows move, multiply and leave; a kind that cannot do that raises UsageError there, and so refuses beams.
 Caches serve inference: use them under `torch.no_grad()`.
 
-Shapes: B rows, G key/value heads, S slots held, T new tokens, D head width, N rows after a selection.
+A layer with a window keeps no more than the window: see `RollingCache`.
+
+Shapes: B rows, G key/value heads, S slots held, C cells of a ring, T new tokens, D head width, N rows after a
+selection.
 """
 
 from __future__ import annotations
@@ -55,16 +58,7 @@ class LayerCache(KeysValues):
         return self.k_BGSD, self.v_BGSD
 
     def _write(self, held: Tensor | None, new_BGTD: Tensor, slots: Tensor, end: int) -> Tensor:
-        size = self.capacity or 0
-        if self.capacity is None:
-            size = held.shape[2] if held is not None else 0
-            if end > size:
-                size = max(end, 2 * size, 16)
-        if held is None or held.shape[2] < size:
-            grown = new_BGTD.new_zeros(*new_BGTD.shape[:2], size, new_BGTD.shape[3])
-            if held is not None:
-                grown[:, :, : held.shape[2]] = held
-            held = grown
+        held = self._with_room(held, new_BGTD, end)
         if slots.dim() == 1:
             held.index_copy_(2, slots, new_BGTD)
         else:
@@ -72,11 +66,99 @@ class LayerCache(KeysValues):
             held[rows, :, slots] = new_BGTD.transpose(1, 2)
         return held
 
+    def _with_room(self, held: Tensor | None, new_BGTD: Tensor, end: int) -> Tensor:
+        """The memory, with slots up to `end` at least."""
+        size = self.capacity or 0
+        if self.capacity is None:
+            size = held.shape[2] if held is not None else 0
+            if end > size:
+                size = self._grown(size, end)
+        if held is None or held.shape[2] < size:
+            grown = new_BGTD.new_zeros(*new_BGTD.shape[:2], size, new_BGTD.shape[3])
+            if held is not None:
+                grown[:, :, : held.shape[2]] = held
+            held = grown
+        return held
+
+    def _grown(self, size: int, end: int) -> int:
+        """The next size of memory that grows."""
+        return max(end, 2 * size, 16)
+
     def reset(self) -> None:
         """Forget everything; the memory stays and is zeroed."""
         for held in (self.k_BGSD, self.v_BGSD):
             if held is not None:
                 held.zero_()
+
+
+class RollingCache(LayerCache):
+    """The last W tokens of each row, which are all that later ones see through a window of W: a ring of W cells, in
+    which slot s is in cell s mod W.
+
+    A single token takes the cell of the one that no later token sees. Of several, the first would miss what the last
+    replaces: they are returned beside the ring, and join it when the call has succeeded (`settle`).
+    """
+
+    def __init__(self, window: int, capacity: int | None) -> None:
+        super().__init__(None if capacity is None else window)
+        self.window = window
+        self._new: tuple[Tensor, Tensor] | None = None
+
+    def append(self, k_BGTD: Tensor, v_BGTD: Tensor, slots: Tensor, end: int) -> tuple[Tensor, Tensor]:
+        """As of any layer; which slots the keys returned are of, `key_slots` says."""
+        count = k_BGTD.shape[2]
+        if count == 1:
+            self._new = None
+            return super().append(k_BGTD, v_BGTD, slots % self.window, min(end, self.window))
+        self._new = k_BGTD, v_BGTD
+        if self.k_BGSD is None or self.v_BGSD is None:
+            return k_BGTD, v_BGTD
+        cells = slice(0, min(end - count, self.window))
+        return torch.cat((self.k_BGSD[:, :, cells], k_BGTD), 2), torch.cat((self.v_BGSD[:, :, cells], v_BGTD), 2)
+
+    def key_slots(self, lengths: Tensor | int, slots: Tensor, end: int) -> Tensor:
+        """The slots of the keys that `append` returns, [S] or [B, S]; below 0 where a cell is empty.
+
+        lengths: tokens held before, of all rows or [B, 1]; slots, end: as `append` is given.
+        """
+        count = slots.shape[-1]
+        if count == 1:
+            cells = min(end, self.window) if self.capacity is None else self.capacity
+            return self._slots_in_ring(lengths + 1, cells, slots.device)
+        held = self._slots_in_ring(lengths, min(end - count, self.window), slots.device)
+        return torch.cat((held, slots), -1)
+
+    def _slots_in_ring(self, lengths: Tensor | int, cells: int, device: torch.device) -> Tensor:
+        """The slot in each of the first cells of a ring that has taken up so many tokens: the last s < lengths for
+        which s mod W is the cell."""
+        cell_C = torch.arange(cells, device=device)
+        return lengths - 1 - (lengths - 1 - cell_C) % self.window
+
+    def settle(self, before_B: Tensor, after_B: Tensor, longest: int) -> None:
+        """Take up the real ones of the tokens of the last call, with which rows of `before_B` tokens have become
+        `after_B`, `longest` at most."""
+        if self._new is None:
+            return
+        (k_BGTD, v_BGTD), self._new = self._new, None
+        cells = min(longest, self.window)
+        index_BC = self._slots_in_ring(after_B[:, None], cells, after_B.device) - before_B[:, None]
+        self.k_BGSD = self._take_up(self.k_BGSD, k_BGTD, index_BC)
+        self.v_BGSD = self._take_up(self.v_BGSD, v_BGTD, index_BC)
+
+    def _take_up(self, held: Tensor | None, new_BGTD: Tensor, index_BC: Tensor) -> Tensor:
+        """New token `index_BC` in each cell; the cell as it was where that is below 0."""
+        cells, index_B1C1 = index_BC.shape[1], index_BC[:, None, :, None]
+        held = self._with_room(held, new_BGTD, cells)
+        new_BGCD = new_BGTD.take_along_dim(index_B1C1.clamp(min=0), 2)
+        held[:, :, :cells] = torch.where(index_B1C1 >= 0, new_BGCD, held[:, :, :cells])
+        return held
+
+    def _grown(self, size: int, end: int) -> int:
+        return min(super()._grown(size, end), self.window)
+
+    def reset(self) -> None:
+        super().reset()
+        self._new = None
 
 
 class CrossCache(KeysValues):
@@ -89,15 +171,25 @@ class CrossCache(KeysValues):
 class Cache:
     """The caches of all layers, the number of tokens held in each row, and what is known of the source.
 
+    windows: of each layer, None where it has none. A layer's cache is rolling where its window is less than `capacity`.
+
+
     `lengths_B` counts real tokens. Right-padded slots of a ragged prompt are overwritten by the next tokens; until then
     no real query can see them, since they lie in its future.
     """
 
-    def __init__(self, batch: int, num_layers: int, *, capacity: int | None, cross: bool, device: torch.device) -> None:
+    def __init__(
+        self, batch: int, windows: Sequence[int | None], *, capacity: int | None, cross: bool, device: torch.device
+    ) -> None:
         self.batch = batch
         self.capacity = capacity
-        self.layers = [LayerCache(capacity) for _ in range(num_layers)]
-        self.cross: Sequence[CrossCache | None] = [CrossCache() if cross else None for _ in range(num_layers)]
+        self.layers = [
+            LayerCache(capacity)
+            if window is None or (capacity is not None and capacity <= window)
+            else RollingCache(window, capacity)
+            for window in windows
+        ]
+        self.cross: Sequence[CrossCache | None] = [CrossCache() if cross else None for _ in windows]
         self.lengths_B = torch.zeros(batch, dtype=torch.int64, device=device)
         self.longest = 0
         """The largest of `lengths_B`, known without asking the device."""
@@ -115,6 +207,16 @@ class Cache:
             return new + self.longest
         return self.lengths_B[:, None] + new
 
+    def key_slots(self, layer: int, count: int) -> Tensor | None:
+        """The slots of the keys that a layer returns with the next `count` tokens: [S], or [B, S] where rows differ;
+        None where they are slots 0 .. S-1."""
+        held = self.layers[layer]
+        if not isinstance(held, RollingCache):
+            return None
+        slots = self.slots(count)
+        lengths = self.longest if slots.dim() == 1 else self.lengths_B[:, None]
+        return held.key_slots(lengths, slots, self.longest + count)
+
     def room_for(self, count: int) -> int:
         """One past the last slot that `count` more tokens need. Raises UsageError when they do not fit."""
         end = self.longest + count
@@ -127,12 +229,16 @@ class Cache:
 
     def advance(self, count: int, lengths_B: Tensor | None) -> None:
         """Note that `count` tokens were written, of which only the first `lengths_B` of each row are real."""
+        before_B = self.lengths_B
         if lengths_B is None:
             self.lengths_B = self.lengths_B + count
             self.longest += count
         else:
             self.lengths_B = self.lengths_B + lengths_B
             self._measure()
+        for layer in self.layers:
+            if isinstance(layer, RollingCache):
+                layer.settle(before_B, self.lengths_B, self.longest)
 
     def select(self, rows: Sequence[int], rows_per_source: int = 1) -> None:
         """Row n becomes what row rows[n] was: rows may move, be repeated and be left out.

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -19,6 +20,11 @@ def gelu_tanh(x: Tensor) -> Tensor:
     return F.gelu(x, approximate="tanh")
 
 
+def quick_gelu(x: Tensor) -> Tensor:
+    """x sigmoid(1.702 x), an approximation of GELU (Hendrycks and Gimpel 2016, arXiv 1606.08415)."""
+    return x * torch.sigmoid(1.702 * x)
+
+
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
     "gelu": F.gelu,
@@ -27,8 +33,21 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "swiglu": F.silu,
     "geglu": F.gelu,
     "geglu_tanh": gelu_tanh,
+    "swiglu_oss": quick_gelu,
 }
 """The non-linearity of each feed-forward kind; of the gated kinds, the gate's."""
+
+
+def hidden_activations(kind: str, up: Tensor, gate: Tensor | None, limit: float | None = None) -> Tensor:
+    """What the down projection reads, of the shape of `up`; `gate` is None for kinds without one.
+
+    limit bounds the gate from above and `up` on both sides (DeepSeek-V4, gpt-oss). gpt-oss adds 1 to `up`.
+    """
+    if gate is None:
+        return ACTIVATIONS[kind](up)
+    if limit is not None:
+        gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+    return ACTIVATIONS[kind](gate) * (up + 1.0 if kind == "swiglu_oss" else up)
 
 
 class FeedForward(nn.Module):
@@ -39,7 +58,7 @@ class FeedForward(nn.Module):
         super().__init__()
         config = config.complete(dims.d_model)
         assert config.d_ff is not None
-        self.kind = config.kind
+        self.kind, self.limit = config.kind, config.limit
         self.gate = nn.Linear(dims.d_model, config.d_ff, bias=config.bias) if config.gated else None
         self.up = nn.Linear(dims.d_model, config.d_ff, bias=config.bias)
         self.down = nn.Linear(config.d_ff, dims.d_model, bias=config.bias)
@@ -52,10 +71,7 @@ class FeedForward(nn.Module):
 
     def hidden(self, x: Tensor) -> Tensor:
         """The hidden activations, [..., F]."""
-        up: Tensor = self.up(x)
-        if self.gate is None:
-            return ACTIVATIONS[self.kind](up)
-        return ACTIVATIONS[self.kind](self.gate(x)) * up
+        return hidden_activations(self.kind, self.up(x), None if self.gate is None else self.gate(x), self.limit)
 
     def extra_repr(self) -> str:
         return self.kind

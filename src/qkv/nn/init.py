@@ -16,8 +16,10 @@ from qkv.config.parts import GPT2InitConfig, InitConfig, NormalInitConfig, T5Ini
 from qkv.config.residuals import DeepNormConfig
 from qkv.nn.attention import Attention
 from qkv.nn.block import Stack
+from qkv.nn.experts import Experts, Router
 from qkv.nn.feed_forward import FeedForward
 from qkv.nn.head import LanguageModelHead, MaskedLanguageModelHead
+from qkv.nn.latent_attention import LatentAttention
 from qkv.nn.norm import RMSNorm
 from qkv.nn.position import Learned, Relative
 from qkv.nn.stem import PatchInput
@@ -31,7 +33,7 @@ class OwnStart(Protocol):
         """Write them, without gradients; what is drawn comes from `generator` (None: torch's global one)."""
 
 
-MATRICES = (nn.Linear, nn.Conv1d, nn.Conv2d)
+MATRICES = (nn.Linear, nn.Conv1d, nn.Conv2d, Router)
 """Modules whose weight is drawn as a matrix, with what one output reads as its inputs."""
 
 
@@ -56,16 +58,21 @@ def _draw(config: InitConfig, network: nn.Module, generator: torch.Generator | N
 
 
 def _matrices(network: nn.Module) -> list[Tensor]:
-    return [module.weight for module in network.modules() if isinstance(module, MATRICES)]
+    """Matrices, each expert's by itself."""
+    experts = [module for module in network.modules() if isinstance(module, Experts)]
+    return [
+        *(module.weight for module in network.modules() if isinstance(module, MATRICES)),
+        *(matrix for module in experts for part in module.matrices for matrix in part),
+    ]
 
 
 def _tables(network: nn.Module) -> list[Tensor]:
-    """Embeddings, learned positions, class tokens and untied vocabulary matrices."""
+    """Embeddings, learned positions, class tokens, registers and untied vocabulary matrices."""
     kinds = (nn.Embedding, Learned, LanguageModelHead, MaskedLanguageModelHead)
     stems = [module for module in network.modules() if isinstance(module, PatchInput)]
     return [
         *(module.weight for module in network.modules() if isinstance(module, kinds)),
-        *(stem.class_token for stem in stems if stem.class_token is not None),
+        *(token for stem in stems for token in (stem.class_token, stem.registers) if token is not None),
     ]
 
 
@@ -77,8 +84,10 @@ def _relative(network: nn.Module) -> list[tuple[Stack, Relative]]:
 
 def _writers(stack: nn.Module) -> list[Tensor]:
     """The matrices whose results are written to the residual stream."""
-    attention = [module.output.weight for module in stack.modules() if isinstance(module, Attention)]
-    return attention + [module.down.weight for module in stack.modules() if isinstance(module, FeedForward)]
+    attention = [module.output.weight for module in stack.modules() if isinstance(module, Attention | LatentAttention)]
+    experts = [matrix for module in stack.modules() if isinstance(module, Experts) for matrix in module.down]
+    dense = [module.down.weight for module in stack.modules() if isinstance(module, FeedForward)]
+    return attention + dense + experts
 
 
 def _scale_for_deepnorm(network: nn.Module) -> None:
@@ -93,11 +102,15 @@ def _scale_for_deepnorm(network: nn.Module) -> None:
             scaled: tuple[nn.Linear | None, ...] = ()
             if isinstance(module, Attention):
                 scaled = (module.value, module.output)
+            elif isinstance(module, LatentAttention):
+                scaled = (module.value_up, module.output)
             elif isinstance(module, FeedForward):
                 scaled = (module.gate, module.up, module.down)
             for part in scaled:
                 if part is not None:
                     part.weight.mul_(beta)
+            for matrices in module.matrices if isinstance(module, Experts) else ():
+                matrices.mul_(beta)
 
 
 @_draw.register

@@ -23,7 +23,7 @@ class Rule:
     def allow(self, q_BT1: Tensor, k_1S: Tensor) -> Tensor:
         """Whether the query at slot q may attend to the key at slot k: bool, broadcastable to [B, T, S].
 
-        q_BT1: [B or 1, T, 1]; k_1S: [1, 1, S]; both int64.
+        q_BT1: [B or 1, T, 1]; k_1S: [1, 1, S], or [B, 1, S] where rows differ; both int64.
         """
         raise TypeError(f"{type(self).__name__} does not say what it allows")
 
@@ -136,15 +136,19 @@ def paddings(rule: Rule | None) -> list[Padding]:
 class Mask:
     """A rule and the slots it is asked about, for one attention call shared by many layers.
 
-    rule: None allows everything. q_slots: [T], or [B, T] where rows differ. num_keys: S; keys are slots 0 .. S-1.
-    aligned: the caller knows that q_slots are S-T .. S-1 in every row (a plain forward, or the end of a cache).
+    rule: None allows everything. q_slots: [T], or [B, T] where rows differ. num_keys: S; keys are slots 0 .. S-1,
+    unless k_slots, [S] or [B, S], says which they are, below 0 where there is no key (a rolling cache). aligned: the
+    caller knows that q_slots are S-T .. S-1 in every row (a plain forward, or the end of a cache).
     """
 
-    def __init__(self, rule: Rule | None, q_slots: Tensor, num_keys: int, *, aligned: bool) -> None:
+    def __init__(
+        self, rule: Rule | None, q_slots: Tensor, num_keys: int, *, aligned: bool, k_slots: Tensor | None = None
+    ) -> None:
         self.rule = rule
         self.q_slots = q_slots
-        self.num_keys = num_keys
-        self.aligned = aligned
+        self.num_keys = num_keys if k_slots is None else k_slots.shape[-1]
+        self.k_slots = k_slots
+        self.aligned = aligned and k_slots is None
         self._tensor: Tensor | None = None
 
     @classmethod
@@ -167,14 +171,19 @@ class Mask:
         return isinstance(self.rule, Causal) and self.aligned and self.num_queries == self.num_keys
 
     def slots(self, q: slice, k: slice) -> tuple[Tensor, Tensor]:
-        """The slots of these queries, [B or 1, tile of T, 1], and of these keys, [1, 1, tile of S]."""
-        keys = torch.arange(self.num_keys, device=self.q_slots.device)[k]
-        queries = self.q_slots[..., q]
-        return (queries if queries.dim() == 2 else queries.unsqueeze(0)).unsqueeze(-1), keys[None, None, :]
+        """The slots of these queries, [B or 1, tile of T, 1], and of these keys, [B or 1, 1, tile of S]."""
+        queries, keys = self.q_slots[..., q], self._key_slots()[..., k]
+        queries = queries if queries.dim() == 2 else queries.unsqueeze(0)
+        return queries.unsqueeze(2), (keys if keys.dim() == 2 else keys.unsqueeze(0)).unsqueeze(1)
+
+    def _key_slots(self) -> Tensor:
+        """[S] or [B, S]."""
+        return torch.arange(self.num_keys, device=self.q_slots.device) if self.k_slots is None else self.k_slots
 
     def same_slots(self, other: Mask) -> bool:
         """Whether the other is asked about the very same slots."""
-        return self.q_slots is other.q_slots and self.num_keys == other.num_keys
+        same = self.q_slots is other.q_slots and self.k_slots is other.k_slots
+        return same and self.num_keys == other.num_keys
 
     def tile(self, q: slice, k: slice) -> Tensor:
         """allow[..., q, k] as bool [B or 1, tile of T, tile of S], without building the rest."""
@@ -183,6 +192,8 @@ class Mask:
         if self.rule is None:
             return torch.ones(1, *shape, dtype=torch.bool, device=k_11S.device)
         allowed = self.rule.allow(q_BT1, k_11S)
+        if self.k_slots is not None:
+            allowed = allowed & (k_11S >= 0)
         return allowed.expand(allowed.shape[0], *shape)
 
     def tensor(self) -> Tensor:
@@ -197,7 +208,6 @@ class Mask:
     def without_padding(self, *tensors_BGSD: Tensor) -> tuple[Tensor, ...]:
         """Keys and values with zeros in the slots that Padding declares empty: 0 x NaN would be NaN."""
         for padding in paddings(self.rule):
-            slots = torch.arange(self.num_keys, device=self.q_slots.device)
-            empty_B1S1 = (slots >= padding.lengths_B[:, None])[:, None, :, None]
+            empty_B1S1 = (self._key_slots() >= padding.lengths_B[:, None])[:, None, :, None]
             tensors_BGSD = tuple(tensor.masked_fill(empty_B1S1, 0.0) for tensor in tensors_BGSD)
         return tensors_BGSD

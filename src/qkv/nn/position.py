@@ -36,6 +36,8 @@ class Phases:
     """
 
     bias: Bias | None = None
+    score_factor = 1.0
+    """What latent attention multiplies its scores by besides."""
 
     def rotate(self, x_BHTD: Tensor) -> Tensor:
         """Queries or keys with their positions, [B, H, T, D]."""
@@ -57,14 +59,18 @@ class RotaryPhases(Phases):
     cos: Tensor
     sin: Tensor
     layout: Literal["half", "interleaved"]
+    score_factor: float = 1.0
 
     @classmethod
-    def of(cls, angles: Tensor, layout: Literal["half", "interleaved"], factor: float = 1.0) -> RotaryPhases:
+    def of(
+        cls, angles: Tensor, layout: Literal["half", "interleaved"], factor: float = 1.0, score_factor: float = 1.0
+    ) -> RotaryPhases:
         """From the angle of each pair, [B, 1, T, R/2]; `factor` lengthens what is turned."""
         cos, sin = angles.cos() * factor, angles.sin() * factor
         if layout == "half":
-            return cls(torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1), layout)
-        return cls(torch.stack((cos, cos), -1).flatten(-2), torch.stack((-sin, sin), -1).flatten(-2), layout)
+            return cls(torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1), layout, score_factor)
+        cos, sin = torch.stack((cos, cos), -1).flatten(-2), torch.stack((-sin, sin), -1).flatten(-2)
+        return cls(cos, sin, layout, score_factor)
 
     def rotate(self, x_BHTD: Tensor) -> Tensor:
         cos, sin = self.cos.to(x_BHTD.dtype), self.sin.to(x_BHTD.dtype)
@@ -117,13 +123,14 @@ class Sinusoidal(Position):
 
     Pairs are channels (2i, 2i + 1) in the `interleaved` layout of the paper, (i, i + M/2) in `concatenated` (Marian)
     and in `tensor2tensor` (its code, and Whisper), where f_i = 10000^(-i/(M/2 - 1)). For any k there is one linear map
-    that takes PE[p] to PE[p + k] for every p: a rotation of each pair.
+    that takes PE[p] to PE[p + k] for every p: a rotation of each pair. M2M-100 counts positions from `offset`.
     """
 
     def __init__(self, config: SinusoidalConfig, dims: Dims) -> None:
         super().__init__()
         self.width = dims.d_model
         self.layout = config.layout
+        self.offset = config.offset
 
     def table(self, positions: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
         """The signal at `positions` [...], as [..., M]."""
@@ -136,7 +143,7 @@ class Sinusoidal(Position):
         return torch.cat((angles.sin(), angles.cos()), dim=-1)
 
     def add(self, x_BTM: Tensor, positions_BT: Tensor) -> Tensor:
-        return x_BTM + self.table(positions_BT, _phase_dtype(x_BTM.dtype)).to(x_BTM.dtype)
+        return x_BTM + self.table(positions_BT + self.offset, _phase_dtype(x_BTM.dtype)).to(x_BTM.dtype)
 
     def extra_repr(self) -> str:
         return f"{self.width}, {self.layout}"
@@ -180,7 +187,8 @@ class Rope(Position):
         exponents = exponents_of(self.width, positions_BT.device, _phase_dtype(dtype))
         frequencies = self.scaling.frequencies(self.config.theta, exponents, total_BT)
         angles_B1TR = (positions_BT.unsqueeze(-1).to(exponents.dtype) * frequencies).unsqueeze(1)
-        return RotaryPhases.of(angles_B1TR, self.config.layout, self.scaling.attention_factor)
+        scaling = self.scaling
+        return RotaryPhases.of(angles_B1TR, self.config.layout, scaling.attention_factor, scaling.score_factor)
 
     def check_growth(self, held_B: Tensor, total_BT: Tensor) -> None:
         self.scaling.check_growth(held_B, total_BT)

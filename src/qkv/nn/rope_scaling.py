@@ -31,10 +31,12 @@ def unscaled(theta: float | Tensor, exponents: Tensor) -> Tensor:
 class RopeScaling(nn.Module):
     """Base of the scalings; this one changes nothing. Built for `Dims(R, max_seq_len=...)`.
 
-    attention_factor: multiplies cos and sin. needs_length: frequencies depend on how long the whole sequence is.
+    attention_factor: multiplies cos and sin. score_factor: multiplies the scores of latent attention besides.
+    needs_length: frequencies depend on how long the whole sequence is.
     """
 
     attention_factor = 1.0
+    score_factor = 1.0
     needs_length = False
 
     def frequencies(self, theta: float, exponents: Tensor, total_BT: Tensor | None) -> Tensor:
@@ -91,21 +93,20 @@ class YarnScaling(RopeScaling):
     """YaRN (Peng et al. 2023, arXiv 2309.00071).
 
     Pair d(n) = R ln(L0 / (2 pi n)) / (2 ln theta) turns n times in L0 tokens. From pair d(beta_fast) to d(beta_slow)
-    the frequency falls, in a straight line over the pairs, from its own to 1/s of it.
+    the frequency falls, in a straight line over the pairs, from its own to 1/s of it. Its factors are made of
+    m(a) = 0.1 a ln(s) + 1.
     """
 
     def __init__(self, config: YarnScalingConfig, dims: Dims) -> None:
         super().__init__()
         self.config = config
-        self.attention_factor = config.attention_factor or self._magnitude()
+        own = self._magnitude(config.mscale_all_dim or 0.0)
+        factor = self._magnitude(config.mscale) / own if config.mscale and config.mscale_all_dim else None
+        self.attention_factor = config.attention_factor or factor or self._magnitude(1.0)
+        self.score_factor = own**2
 
-    def _magnitude(self) -> float:
-        def m(a: float) -> float:
-            return 0.1 * a * math.log(self.config.factor) + 1.0
-
-        if self.config.mscale and self.config.mscale_all_dim:
-            return m(self.config.mscale) / m(self.config.mscale_all_dim)
-        return m(1.0)
+    def _magnitude(self, a: float) -> float:
+        return 0.1 * a * math.log(self.config.factor) + 1.0
 
     def frequencies(self, theta: float, exponents: Tensor, total_BT: Tensor | None) -> Tensor:
         config, pairs = self.config, exponents.shape[0]

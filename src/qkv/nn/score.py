@@ -1,14 +1,43 @@
-"""How alike a query and a key are, where it is not their scaled dot product: what cosine and additive scores need of
-their own. (Kernels compute the scores.)
+"""How alike a query and a key are: what kernels must know to compute scores, and what scores other than the scaled dot
+product have of their own.
 
 Shapes: B batch, H heads, T tokens, D head width.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from qkv.nn.bias import Bias
+
+
+@dataclass(frozen=True, eq=False)
+class Scoring:
+    """How one attention call makes scores of queries and keys, cap(q k^T scale) + bias, and weights of scores.
+
+    softcap: c makes the scaled scores s c tanh(s / c), before any bias. additive_HD: w, with which a score is
+    w tanh(q + k) and not q k. sinks_H: each head's score of a key that every query sees and whose value is 0.
+    """
+
+    scale: float
+    softcap: float | None = None
+    bias: Bias | None = None
+    additive_HD: Tensor | None = None
+    sinks_H: Tensor | None = None
+
+    def head(self, number: int) -> Scoring:
+        """That of one head alone."""
+        one = slice(number, number + 1)
+        return replace(
+            self,
+            bias=None if self.bias is None else self.bias.head(number),
+            additive_HD=None if self.additive_HD is None else self.additive_HD[one],
+            sinks_H=None if self.sinks_H is None else self.sinks_H[one],
+        )
 
 
 class UnitLength(nn.Module):
@@ -54,3 +83,21 @@ class AdditiveWeight(nn.Module):
     def forward(self) -> Tensor:
         """w of each head, [H, D]."""
         return self.weight.view(-1, self.head_dim)
+
+
+class Sinks(nn.Module):
+    """For each head, a learned score of a key that is always seen and whose value is 0: a head with nothing to find
+    need not attend to anything (gpt-oss: Agarwal et al. 2025, arXiv 2508.10925). It starts at 0, the score of a key at
+    a right angle to the query."""
+
+    def __init__(self, heads: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(heads))
+
+    def start(self, generator: torch.Generator | None) -> None:
+        """See `qkv.nn.init`."""
+        self.weight.zero_()
+
+    def forward(self) -> Tensor:
+        """The score of each head's sink, [H]."""
+        return self.weight

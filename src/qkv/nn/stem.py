@@ -2,8 +2,8 @@
 
 A row's padding is read as zeros, so that nothing that stands there (another token, NaN) reaches a real vector.
 
-Shapes: B batch, C channels, H and W height and width in pixels, N patches, F frames, S mels, T vectors, M model width;
-of features, W is their width.
+Shapes: B batch, C channels, H and W height and width in pixels, N patches, R registers, F frames, S mels, T vectors, M
+model width; of features, W is their width.
 """
 
 from __future__ import annotations
@@ -28,19 +28,25 @@ class FeatureInput(nn.Linear):
 
 class PatchInput(nn.Module):
     """ViT's (Dosovitskiy et al. 2020, arXiv 2010.11929): each patch of an image through one matrix, row by row, after a
-    learned class token. [B, C, H, W] -> [B, 1 + N, M]."""
+    learned class token and registers. [B, C, H, W] -> [B, 1 + R + N, M]."""
 
     def __init__(self, config: PatchInputConfig, dims: Dims) -> None:
         super().__init__()
         side = config.patch_size
         self.convolution = nn.Conv2d(config.channels, dims.d_model, side, stride=side, bias=config.bias)
         self.class_token = nn.Parameter(torch.empty(dims.d_model)) if config.class_token else None
+        count = config.num_registers
+        self.registers = nn.Parameter(torch.empty(count, dims.d_model)) if count else None
 
     def forward(self, images_BCHW: Tensor, lengths_B: None = None) -> Tensor:
         x_BNM = self.convolution(images_BCHW).flatten(2).transpose(1, 2)
-        if self.class_token is None:
-            return x_BNM  # type: ignore[no-any-return]
-        return torch.cat((self.class_token.expand(len(x_BNM), 1, -1), x_BNM), dim=1)
+        learned = [token for token in (self.class_token, self.registers) if token is not None]
+        return torch.cat((*(_repeated(token, x_BNM) for token in learned), x_BNM), dim=1)
+
+
+def _repeated(token: Tensor, x_BNM: Tensor) -> Tensor:
+    """A learned vector [M], or several [R, M], for every row: [B, R, M]."""
+    return token.view(1, -1, x_BNM.shape[2]).expand(len(x_BNM), -1, -1)
 
 
 class LogMelInput(nn.Module):
@@ -58,6 +64,16 @@ class LogMelInput(nn.Module):
     def forward(self, x_BFS: Tensor, lengths_B: Tensor | None = None) -> Tensor:
         x_BFM = F.gelu(self.first(zero_padding(x_BFS, lengths_B).transpose(1, 2))).transpose(1, 2)
         return F.gelu(self.second(zero_padding(x_BFM, lengths_B).transpose(1, 2))).transpose(1, 2)
+
+
+def resize_positions(table_TM: Tensor, grid: tuple[int, int], wanted: tuple[int, int]) -> Tensor:
+    """The learned positions of `grid` rows and columns of patches, interpolated (bicubic) for another grid, after those
+    of the class token and registers, which stay."""
+    patches = grid[0] * grid[1]
+    others_TM, patches_NM = torch.split(table_TM, [len(table_TM) - patches, patches])
+    grid_1MHW = patches_NM.float().view(1, *grid, -1).permute(0, 3, 1, 2)
+    resized_1MHW = F.interpolate(grid_1MHW, size=wanted, mode="bicubic", align_corners=False)
+    return torch.cat((others_TM, resized_1MHW[0].flatten(1).T.to(table_TM.dtype)))
 
 
 def zero_padding(x_BTM: Tensor, lengths_B: Tensor | None) -> Tensor:

@@ -21,16 +21,19 @@ from qkv.nn.block import Stack
 from qkv.nn.build import Dims, build
 from qkv.nn.cache import Cache
 from qkv.nn.embedding import Embedding
+from qkv.nn.experts import balance, record_routing
 from qkv.nn.head import Head, last_real
 from qkv.nn.init import initialise
 from qkv.nn.mask import Documents, Padding, Rule
+from qkv.nn.resampler import Resampler
 
 
 @dataclass
 class Output:
     """What `forward` gives for labels: summed, so that a step may be split in any way and divided once by all targets.
 
-    loss_sum: cross-entropy in nats, float32. target_count: the number of labels that count. aux: further losses.
+    loss_sum: cross-entropy in nats, float32. target_count: the number of labels that count. aux: further losses of a
+    network in training, summed over rows and times their weights: "load_balance" of mixtures of experts.
     """
 
     loss_sum: Tensor
@@ -93,11 +96,12 @@ class Transformer(nn.Module):
         self.encoder_embedding = self.encoder = self.decoder_embedding = self.decoder = None
         if "encoder" in stacks:
             self.encoder_embedding = Embedding(stacks["encoder"])
-            self.encoder = Stack(stacks["encoder"], causal=False)
+            queries = stacks["encoder"].num_queries
+            self.encoder = Resampler(stacks["encoder"]) if queries else Stack(stacks["encoder"], causal=False)
         if "decoder" in stacks:
             d_source = stacks["encoder"].d_model if "encoder" in stacks else None
             self.decoder_embedding = Embedding(stacks["decoder"])
-            self.decoder = Stack(stacks["decoder"], causal=True, d_source=d_source)
+            self.decoder = Stack(stacks["decoder"], causal=True, d_source=d_source, prefix=config.prefix)
         assert config.head is not None
         dims = Dims(last.d_model, d_out=last.vocab_size, d_embedding=last.embedding.width, norm=last.norm)
         self.head: Head = build(config.head, dims)
@@ -140,7 +144,7 @@ class Transformer(nn.Module):
         parameter = next(self.parameters())
         return Cache(
             batch,
-            self.decoder.config.num_layers,
+            self.decoder.window_of_layer,
             capacity=length,
             cross=self.encoder is not None,
             device=parameter.device,
@@ -157,6 +161,7 @@ class Transformer(nn.Module):
         documents: Tensor | None = None,
         source_documents: Tensor | None = None,
         segments: Tensor | None = None,
+        prefix_lengths: Tensor | None = None,
         cache: Cache | None = None,
         labels: Tensor | None = None,
         logits: Literal["all", "last"] = "all",
@@ -169,9 +174,10 @@ class Transformer(nn.Module):
         [B, channels, height, width], whose T is fixed. lengths, source_lengths [B]: real tokens, features or frames per
         row; padding is on the right. positions [B, T]: by default 0, 1, ... per row, continued from the cache,
         restarting in each document. documents [B, T], source_documents [B, S]: equal ids belong together and see only
-        each other; of an encoder-decoder both sides are numbered alike. segments [B, T]: BERT's token types. labels
-        [B, T] (or [B] for a classifier): the target of the logit in the same place, -100 where there is none. logits
-        "last": only each row's last real token.
+        each other; of an encoder-decoder both sides are numbered alike. segments [B, T]: BERT's token types.
+        prefix_lengths [B]: how many tokens at the beginning of each row of a prefix-LM see each other (None: 0); with a
+        cache they are in its first call. labels [B, T] (or [B] for a classifier): the target of the logit in the same
+        place, -100 where there is none. logits "last": only each row's last real token.
 
         Logits are [B, T, V] (head none: hidden vectors [B, T, M]), [B, 1, V] for "last", [B, C] of a classifier.
         Raises UsageError for arguments that do not fit the model or each other.
@@ -186,24 +192,37 @@ class Transformer(nn.Module):
             documents=documents,
             source_documents=source_documents,
             segments=segments,
+            prefix_lengths=prefix_lengths,
             cache=cache,
             labels=labels,
             logits=logits,
         )
+        if labels is not None and self.training:
+            record_routing(self)
         if self.decoder is None:
             h_BTM = self._encode(ids, lengths, positions, documents, segments)
             lengths = self._vectors_of(lengths)
         else:
             memory_BSM, rule = self._memory(source, source_lengths, documents, source_documents, cache)
-            h_BTM = self._decode(ids, lengths, positions, documents, segments, cache, memory_BSM, rule)
+            h_BTM = self._decode(ids, lengths, positions, documents, segments, prefix_lengths, cache, memory_BSM, rule)
         if logits == "last" and labels is None and self.head.per_token:
             h_BTM = last_real(h_BTM, lengths)
         if labels is not None:
-            return self.loss(h_BTM, labels, lengths)
+            output = self.loss(h_BTM, labels, lengths)
+            output.aux.update(self._further_losses(lengths, source_lengths))
+            return output
         return self.head(h_BTM, lengths)
 
+    def _further_losses(self, lengths: Tensor | None, source_lengths: Tensor | None) -> dict[str, Tensor]:
+        """`aux`, of what the forward pass left behind."""
+        read = lengths if self.decoder is None or self.encoder is None else self._memory_lengths(source_lengths)
+        losses = [balance(side, real) for side, real in ((self.encoder, read), (self.decoder, lengths)) if side]
+        found = [loss for loss in losses if loss is not None]
+        return {"load_balance": torch.stack(found).sum()} if found else {}
+
     def encode(self, inputs: Tensor, lengths: Tensor | None = None) -> Tensor:
-        """The encoder's hidden vectors [B, S, M] for what it reads; lengths [B]: of each row."""
+        """The encoder's hidden vectors [B, S, M] for what it reads, [B, Q, M] of Q learned queries; lengths [B]: of
+        each row."""
         if self.encoder is None:
             raise UsageError("a decoder-only model has no encoder")
         check_sequence(self.encoder.config, inputs, lengths, None, None, None, prefix="", name="inputs")
@@ -232,6 +251,11 @@ class Transformer(nn.Module):
         assert self.encoder is not None
         return None if lengths is None else self.encoder.config.input.length(lengths)
 
+    def _memory_lengths(self, source_lengths: Tensor | None) -> Tensor | None:
+        """How many vectors [B] that the encoder puts out are real; None: all, as those of learned queries are."""
+        assert self.encoder is not None
+        return None if self.encoder.config.num_queries else self._vectors_of(source_lengths)
+
     def _memory(
         self,
         source: Tensor | None,
@@ -245,7 +269,7 @@ class Transformer(nn.Module):
             return None, cache.source_rule
         if source is None:
             return None, None
-        vectors_B = self._vectors_of(source_lengths)
+        vectors_B = self._memory_lengths(source_lengths)
         rule: Rule | None = Padding(vectors_B) if vectors_B is not None else None
         if documents is not None and source_documents is not None:
             within = Documents(documents, source_documents)
@@ -263,6 +287,7 @@ class Transformer(nn.Module):
         positions: Tensor | None,
         documents: Tensor | None,
         segments: Tensor | None,
+        prefix_lengths: Tensor | None,
         cache: Cache | None,
         memory_BSM: Tensor | None,
         memory_rule: Rule | None,
@@ -282,6 +307,7 @@ class Transformer(nn.Module):
             rule=rule,
             memory_BSN=memory_BSM,
             memory_rule=memory_rule,
+            prefix_B=prefix_lengths,
             cache=cache,
         )
         if cache is not None:

@@ -14,6 +14,7 @@ from qkv.config.errors import UsageError
 from qkv.config.run import TrainConfig
 from qkv.nn.block import Stack
 from qkv.nn.device import choose_device, choose_dtype, multiplies_bf16
+from qkv.nn.kernels import kernels_of
 from qkv.nn.transformer import Transformer
 
 REPAYS_COMPILING = {"cpu": 4e13, "cuda": 1e16}
@@ -52,7 +53,9 @@ def choose_compute(config: TrainConfig, network: Transformer, compiled: bool | N
     else:
         why = "as the run began"
     state = "compiled" if compiled else "eager"
-    return Compute(device, dtype, compiled, (f"device {device}{threads}", f"{name} ({reason})", f"{state} ({why})"))
+    facts = (f"device {device}{threads}", f"{name} ({reason})", f"{state} ({why})")
+    kernels = kernels_of(network)
+    return Compute(device, dtype, compiled, (*facts, f"attention by {', '.join(kernels)}") if kernels else facts)
 
 
 def _repays(config: TrainConfig, network: Transformer, device: torch.device) -> tuple[bool, str]:

@@ -11,6 +11,7 @@ from qkv.checkpoint.load import load_model
 from qkv.config.errors import ConfigError, UsageError
 from qkv.config.finetune import finetune_config
 from qkv.config.objectives import ClassifyObjectiveConfig, ObjectiveConfig
+from qkv.data.tokenizers import has_texts
 from qkv.nn.transformer import Transformer
 from qkv.train.loop import Listener, Run, new_trainer
 from qkv.train.run_folder import RunFolder, require_unused
@@ -38,9 +39,9 @@ def finetune(
     if place is not None:
         require_unused(place)
     loaded = load_model(Path(model), dtype=torch.float32, allow=allow)
-    if loaded.tokenizer is None:
-        raise UsageError("the model has no tokenizer, so it cannot read texts", where=str(loaded.path))
     settings = finetune_config(Path(config), overrides, loaded.config, f"the model {loaded.path}", allow or None)
+    if loaded.tokenizer is None and has_texts(settings):
+        raise UsageError("the model has no tokenizer, so it cannot read texts", where=str(loaded.path))
     trainer = new_trainer(settings, loaded.tokenizer, loaded.source_tokenizer, listener)
     same_classes = _classes(trainer.objective) == _classes(loaded.config.objective)
     fresh = take_weights(trainer.network, loaded.network, same_classes=same_classes)

@@ -1,8 +1,9 @@
 """The one training loop: every family and objective goes through it.
 
 A step is a list of micro-batches. The loss is the sum over all target tokens of the step, divided once by their number,
-so that the gradient does not depend on how the step is split. What a run needs to go on exactly where it stopped is in
-its checkpoint: weights, optimiser, generators, the place in the data.
+plus further losses (`Output.aux`), summed over all rows and divided by theirs, so that the gradient does not depend on
+how the step is split. What a run needs to go on exactly where it stopped is in its checkpoint: weights, optimiser,
+generators, the place in the data.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import math
 import shlex
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
@@ -30,8 +32,9 @@ from qkv.config.run import Config
 from qkv.data.batches import BatchLoader, validation_batches
 from qkv.data.prepare import Prepared, prepare
 from qkv.data.rows import Batch
-from qkv.data.tokenizers import tokenizer_for
+from qkv.data.tokenizers import has_texts, tokenizer_for
 from qkv.evaluate.tasks import Measure, measure
+from qkv.nn.experts import correct_biases
 from qkv.nn.transformer import Output, Transformer
 from qkv.tokenizer.tokenizer import Tokenizer
 from qkv.train.compute import Compute, choose_compute, compile_blocks
@@ -78,7 +81,7 @@ def fit(
     place = Path(run_dir) if run_dir else None
     if place is not None:
         require_unused(place)
-    tokenizer = tokenizer_for(config, cache_folder())
+    tokenizer = tokenizer_for(config, cache_folder()) if has_texts(config) else None
     source_tokenizer = tokenizer_for(config, cache_folder(), "source") if config.tokenizer.source else None
     trainer = new_trainer(config, tokenizer, source_tokenizer, listener)
     run = RunFolder.create(trainer.config, name, place, space=trainer.space)
@@ -86,7 +89,7 @@ def fit(
 
 
 def new_trainer(
-    config: Config, tokenizer: Tokenizer, source_tokenizer: Tokenizer | None, listener: Listener | None
+    config: Config, tokenizer: Tokenizer | None, source_tokenizer: Tokenizer | None, listener: Listener | None
 ) -> Trainer:
     """A network before its first step, its weights drawn by `train.seed`, with the data prepared."""
     prepared = prepare(config, tokenizer, cache_folder() / "data", source_tokenizer=source_tokenizer)
@@ -127,7 +130,7 @@ def resume(
         if steps <= done:
             raise _all_taken(done, run)
         config = load_config(folder / "config.yaml", [f"train.steps={steps}"], allow)
-    if loaded.tokenizer is None:
+    if loaded.tokenizer is None and has_texts(config):
         raise QkvError("the checkpoint has no tokenizer", where=str(folder))
     prepared = prepare(config, loaded.tokenizer, cache_folder() / "data", source_tokenizer=loaded.source_tokenizer)
     told = loaded.state.get("data")
@@ -154,18 +157,21 @@ def _all_taken(step: int, run: RunFolder) -> UsageError:
     )
 
 
-def _sized(config: Config, tokenizer: Tokenizer, source_tokenizer: Tokenizer | None, labels: tuple[str, ...]) -> Config:
+def _sized(
+    config: Config, tokenizer: Tokenizer | None, source_tokenizer: Tokenizer | None, labels: tuple[str, ...]
+) -> Config:
     """The configuration with what the tokenizers and the labels say, where nothing was given."""
     model, objective = config.model, config.objective
-    sizes = {"decoder": tokenizer.vocab_size, "encoder": (source_tokenizer or tokenizer).vocab_size}
-    for side, stack in model.stacks.items():
-        if stack.vocab_size is not None and stack.vocab_size < sizes[side]:
-            key = f"model.{side}.vocab_size" if len(model.stacks) == 2 else "model.vocab_size"
-            raise ConfigError(
-                f"`{key}` is {stack.vocab_size}, and the tokenizer has {sizes[side]} ids",
-                hint="model.vocab_size=null to take the tokenizer's",
-            )
-    model = model.with_vocab_size(sizes["decoder"], sizes["encoder"])
+    if tokenizer is not None:
+        sizes = {"decoder": tokenizer.vocab_size, "encoder": (source_tokenizer or tokenizer).vocab_size}
+        for side, stack in model.stacks.items():
+            if stack.vocab_size is not None and stack.vocab_size < sizes[side]:
+                key = f"model.{side}.vocab_size" if len(model.stacks) == 2 else "model.vocab_size"
+                raise ConfigError(
+                    f"`{key}` is {stack.vocab_size}, and the tokenizer has {sizes[side]} ids",
+                    hint="model.vocab_size=null to take the tokenizer's",
+                )
+        model = model.with_vocab_size(sizes["decoder"], sizes["encoder"])
     if isinstance(objective, ClassifyObjectiveConfig) and isinstance(model.head, ClassifierHeadConfig):
         wanted = model.head.num_classes
         if wanted is not None and wanted != len(labels):
@@ -185,7 +191,7 @@ class Trainer:
         self,
         config: Config,
         network: Transformer,
-        tokenizer: Tokenizer,
+        tokenizer: Tokenizer | None,
         prepared: Prepared,
         compute: Compute,
         listener: Listener | None = None,
@@ -248,13 +254,15 @@ class Trainer:
         """One update of the weights. Returns its metrics."""
         started = time.perf_counter()
         batches = next(self.loader)
-        targets = sum(batch.target_count for batch in batches)
+        targets, rows = sum(batch.target_count for batch in batches), sum(len(batch.inputs) for batch in batches)
         self.network.train()
-        total = 0.0
+        total, further = 0.0, Counter[str]()
         for batch in batches:
             output = self._forward(batch)
-            (output.loss_sum / targets).backward()  # type: ignore[no-untyped-call]
+            loss_part = output.loss_sum / targets + sum(output.aux.values()) / rows
+            loss_part.backward()  # type: ignore[no-untyped-call]
             total += output.loss_sum.item()
+            further.update({f"{name}_loss": loss.item() / rows for name, loss in output.aux.items()})
         loss = total / targets
         self._require_finite("loss", loss, self.step + 1)
         parameters = [parameter for parameter in self.network.parameters() if parameter.grad is not None]
@@ -268,6 +276,7 @@ class Trainer:
         share = share_of_peak(self.config.train.schedule, self.step, self.config.train.steps)
         lr = self.optimizer.step(share)
         self.optimizer.zero_grad()
+        correct_biases(self.network)
         tokens = sum(batch.tokens for batch in batches)
         self.tokens += tokens
         self.loss, self.val_loss, self.measure = loss, None, None
@@ -278,6 +287,7 @@ class Trainer:
             "loss": loss,
             "lr": lr,
             "grad_norm": grad_norm,
+            **further,
             "tokens": self.tokens,
             "tokens_per_second": tokens / elapsed,
         }

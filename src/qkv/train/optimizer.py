@@ -1,8 +1,9 @@
 """From gradients to weights: which parameters are updated how, and the optimiser's state by name.
 
 Weight decay acts on matrices only, and not on those that their module lists in an attribute `undecayed`. Muon takes the
-matrices inside the stacks; embeddings, heads, vectors and what belongs to the residual stream stay with AdamW. A tied
-matrix is one parameter and is updated once.
+matrices inside the stacks; embeddings, heads, vectors, experts (three dimensions) and what belongs to the residual
+stream stay with AdamW. A tied matrix is one parameter and is updated once. What no gradient trains (a router's
+correction bias) is left alone.
 """
 
 from __future__ import annotations
@@ -108,18 +109,18 @@ def build_optimizer(config: OptimizerConfig, network: Transformer) -> Optimizer:
 
 @build_optimizer.register
 def _adamw(config: AdamWConfig, network: Transformer) -> Optimizer:
-    parameters = dict(network.named_parameters())
-    return Optimizer(network, [_adam(network, parameters.values(), config, config.lr)])
+    return Optimizer(network, [_adam(network, network.parameters(), config, config.lr)])
 
 
 @build_optimizer.register
 def _muon(config: MuonConfig, network: Transformer) -> Optimizer:
     """Jordan et al. 2024, as torch.optim.Muon: each update is roughly orthogonalised."""
     hidden: Named = {}
+    vectors = _undecayed(network)
     for name, module in network.named_modules():
         if isinstance(module, Block):
             for inner, parameter in module.named_parameters():
-                if parameter.dim() == 2 and ".site." not in inner:
+                if parameter.dim() == 2 and ".site." not in inner and parameter not in vectors:
                     hidden[f"{name}.{inner}"] = parameter
     rest = [parameter for name, parameter in network.named_parameters() if name not in hidden]
     muon = torch.optim.Muon(hidden.values(), lr=config.lr, weight_decay=config.weight_decay, momentum=config.momentum)
@@ -129,13 +130,19 @@ def _muon(config: MuonConfig, network: Transformer) -> Optimizer:
 def _adam(
     network: Transformer, parameters: Iterable[nn.Parameter], config: AdamWConfig | MuonConfig, lr: float
 ) -> TorchOptimizer:
-    kept = {getattr(module, name) for module in network.modules() for name in getattr(module, "undecayed", ())}
+    kept = _undecayed(network)
     decays: dict[bool, list[nn.Parameter]] = {True: [], False: []}
     for parameter in parameters:
-        decays[parameter.dim() >= 2 and parameter not in kept].append(parameter)
+        if parameter.requires_grad:
+            decays[parameter.dim() >= 2 and parameter not in kept].append(parameter)
     groups: list[dict[str, Any]] = [
         {"params": decays[True], "weight_decay": config.weight_decay},
         {"params": decays[False], "weight_decay": 0.0},
     ]
     groups = [group for group in groups if group["params"]]
     return torch.optim.AdamW(groups, lr=lr, betas=config.betas, eps=config.eps, fused=True)
+
+
+def _undecayed(network: Transformer) -> set[nn.Parameter]:
+    """What modules exempt from weight decay, though it has the shape of matrices."""
+    return {getattr(module, name) for module in network.modules() for name in getattr(module, "undecayed", ())}

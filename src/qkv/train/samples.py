@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from qkv.data.media import Features
 from qkv.data.prepare import Dataset, Pairs
-from qkv.evaluate.tasks import greedy
+from qkv.evaluate.tasks import greedy, source_at
 from qkv.generate.decode import Decoding
 from qkv.generate.prompts import begin_of
 from qkv.generate.sampling import Sampling
@@ -19,7 +20,7 @@ PAIRS = 8
 def write_sample(
     path: Path,
     network: Transformer,
-    tokenizer: Tokenizer,
+    tokenizer: Tokenizer | None,
     source_tokenizer: Tokenizer | None = None,
     validation: Dataset | None = None,
 ) -> str | None:
@@ -29,6 +30,8 @@ def write_sample(
     Draws nothing from a global generator. Returns the text, or None where there is nothing to write.
     """
     text: str | None
+    if tokenizer is None:
+        return None
     if isinstance(validation, Pairs):
         text = _translations(network, validation, tokenizer, source_tokenizer or tokenizer)
     elif network.config.family == "decoder" and network.config.head and network.config.head.predicts_tokens:
@@ -60,10 +63,11 @@ def _continuation(network: Transformer, tokenizer: Tokenizer) -> str | None:
 
 def _translations(network: Transformer, pairs: Pairs, tokenizer: Tokenizer, source_tokenizer: Tokenizer) -> str:
     numbers = range(min(PAIRS, pairs.num_documents))
-    sources = [pairs.source.document(number).tolist() for number in numbers]
-    written = greedy(network, sources, tokenizer, pairs.start_ids)
+    written = greedy(network, [source_at(pairs, number) for number in numbers], tokenizer, pairs.start_ids)
     parts = []
-    for number, source, text in zip(numbers, sources, written, strict=True):
-        reference = tokenizer.decode(pairs.target.document(number).tolist())
-        parts.append(f"source     {source_tokenizer.decode(source)}\nreference  {reference}\nmodel      {text}")
+    for number, text in zip(numbers, written, strict=True):
+        lines = [f"reference  {tokenizer.decode(pairs.target.document(number).tolist())}", f"model      {text}"]
+        if not isinstance(pairs.source, Features):
+            lines.insert(0, f"source     {source_tokenizer.decode(pairs.source.document(number).tolist())}")
+        parts.append("\n".join(lines))
     return "\n\n".join(parts)

@@ -10,49 +10,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from qkv.checkpoint.families import Family
-from qkv.checkpoint.families.llama import (
-    ACTIVATIONS,
-    COMMON_RULES,
-    FULL,
-    IGNORED,
-    SLIDING,
-    attention_of,
-    feed_forward_of,
-    per_layer,
-    read_tying,
-    read_windows,
-    windows_of,
-    write_windows,
-)
+from qkv.checkpoint.families.gemma2 import RULES, SIZES, read_sandwich, write_sandwich, write_windows_insisted
+from qkv.checkpoint.families.llama import FULL, IGNORED, SLIDING, per_layer, read_windows, windows_of
 from qkv.checkpoint.families.rope import read_parameters, write_parameters
-from qkv.checkpoint.mapping import Rule
-from qkv.checkpoint.published import Published, called, expect
-from qkv.config.errors import QkvError
+from qkv.checkpoint.published import Published, expect
 from qkv.config.model import ModelConfig
-from qkv.config.parts import RMSNormConfig
 from qkv.config.positions import RopeConfig
 
-RULES = (
-    *COMMON_RULES,
-    Rule("decoder.blocks.*.self_attention.norm_in", "model.layers.*.input_layernorm"),
-    Rule("decoder.blocks.*.self_attention.norm_out", "model.layers.*.post_attention_layernorm"),
-    Rule("decoder.blocks.*.feed_forward.norm_in", "model.layers.*.pre_feedforward_layernorm"),
-    Rule("decoder.blocks.*.feed_forward.norm_out", "model.layers.*.post_feedforward_layernorm"),
-)
-
-DEFAULTS = {
-    "vocab_size": 262208,
-    "hidden_size": 2304,
-    "intermediate_size": 9216,
-    "num_hidden_layers": 26,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 4,
-    "head_dim": 256,
-    "max_position_embeddings": 131072,
-    "query_pre_attn_scalar": 256,
-    "sliding_window": 4096,
-    "tie_word_embeddings": True,
-}
+DEFAULTS = {**SIZES, "vocab_size": 262208, "max_position_embeddings": 131072}
 """Which published files leave out."""
 
 THETA, LOCAL_THETA = 1e6, 1e4
@@ -65,43 +30,11 @@ def read(published: Published, head: str) -> dict[str, Any]:
         text = published.section("text_config")
         published = Published({**text.keys, **tied}, text.where)
     published = published.with_defaults(DEFAULTS)
-    published.only("is_causal", True)
-    published.only("use_bidirectional_attention", False)
     published.only("attn_logit_softcapping", None)
-    head_dim, scalar = published.whole("head_dim"), published.whole("query_pre_attn_scalar", least=1)
     pattern = published.whole("sliding_window_pattern", 6, least=1)
-    model = {
-        "family": "decoder",
-        "vocab_size": published.whole("vocab_size"),
-        "max_seq_len": published.whole("max_position_embeddings"),
-        "d_model": published.whole("hidden_size"),
-        "num_layers": published.whole("num_hidden_layers"),
-        "tie_embeddings": read_tying(published, head),
-        "embedding": {"scale": "sqrt-d-model"},
-        "norm": {
-            "kind": "rmsnorm",
-            "eps": published.number("rms_norm_eps", 1e-6),
-            "placement": "sandwich",
-            "unit_offset": True,
-            "rounding": "after-weight",
-        },
-        "attention": {
-            "num_heads": published.whole("num_attention_heads"),
-            "num_kv_heads": published.whole("num_key_value_heads"),
-            "head_dim": head_dim,
-            "bias": published.flag("attention_bias", False),
-            "qk_norm": "per-head",
-            "scale": None if scalar == head_dim else scalar**-0.5,
-            "dropout": published.number("attention_dropout", 0.0),
-        },
-        "feed_forward": {
-            "kind": published.choice("hidden_activation", ACTIVATIONS, "gelu_pytorch_tanh"),
-            "d_ff": published.whole("intermediate_size"),
-        },
-        "head": {"kind": head},
-    }
-    if head == "language-model":
-        model["head"]["softcap"] = published.number("final_logit_softcapping", None)
+    model = read_sandwich(published, head)
+    model["max_seq_len"] = published.whole("max_position_embeddings")
+    model["attention"]["qk_norm"] = "per-head"
     window = published.whole("sliding_window", None)
     windows = read_windows(published, window, lambda layer: (layer + 1) % pattern != 0)
     everywhere, local = _read_ropes(published)
@@ -126,30 +59,11 @@ def _read_ropes(published: Published) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def write(config: ModelConfig) -> dict[str, Any]:
-    attention, feed_forward, windows = attention_of(config), feed_forward_of(config), windows_of(config)
-    if config.d_model % attention.num_heads:
-        raise QkvError(
-            f"`model.d_model: {config.d_model}` has no equivalent: Gemma's is a multiple of its "
-            f"{attention.num_heads} heads, whatever their width"
-        )
+    windows = windows_of(config)
     return {
-        "vocab_size": config.vocab_size,
+        **write_sandwich(config),
         "max_position_embeddings": config.max_seq_len,
-        "hidden_size": config.d_model,
-        "num_hidden_layers": config.num_layers,
-        "tie_word_embeddings": config.tie_embeddings == "head",
-        "rms_norm_eps": expect(config.norm, RMSNormConfig, "model.norm.kind").eps,
-        "num_attention_heads": attention.num_heads,
-        "num_key_value_heads": attention.num_kv_heads,
-        "head_dim": attention.head_dim,
-        "attention_bias": attention.bias is True,
-        "attention_dropout": attention.dropout,
-        "query_pre_attn_scalar": round(attention.scale**-2) if attention.scale else attention.head_dim,
-        "hidden_activation": called(ACTIVATIONS, feed_forward.kind),
-        "intermediate_size": feed_forward.d_ff,
-        "final_logit_softcapping": getattr(config.head, "softcap", None),
-        **write_windows(windows),
-        **({} if any(windows) else {"sliding_window": DEFAULTS["sliding_window"]}),  # which transformers insists on
+        **write_windows_insisted(windows),
         **_write_ropes(config, windows),
     }
 

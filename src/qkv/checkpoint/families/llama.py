@@ -61,9 +61,16 @@ def read(published: Published, head: str) -> dict[str, Any]:
 
 
 def read_decoder(
-    published: Published, head: str, *, theta: float = 10000.0, bias: bool | str = False, mlp_bias: bool = False
+    published: Published,
+    head: str,
+    *,
+    theta: float = 10000.0,
+    partial: bool = False,
+    bias: bool | str = False,
+    mlp_bias: bool = False,
 ) -> dict[str, Any]:
-    """The `model` section of a decoder like LLaMA's. theta: the rope's default; bias, mlp_bias: of the projections."""
+    """The `model` section of a decoder like LLaMA's. theta, partial: as for `read_rope`; bias, mlp_bias: of the
+    projections."""
     published.only("is_causal", True)
     return {
         "family": "decoder",
@@ -71,7 +78,7 @@ def read_decoder(
         "d_model": published.whole("hidden_size"),
         "num_layers": published.whole("num_hidden_layers"),
         "tie_embeddings": read_tying(published, head),
-        **read_rope(published, theta),
+        **read_rope(published, theta, partial=partial),
         "norm": {"kind": "rmsnorm", "eps": published.number("rms_norm_eps", 1e-6)},
         "attention": {
             "num_heads": published.whole("num_attention_heads"),
@@ -135,7 +142,17 @@ def write(config: ModelConfig) -> dict[str, Any]:
 
 def write_decoder(config: ModelConfig) -> dict[str, Any]:
     """What all decoders like LLaMA's say, besides positions and biases."""
-    attention, feed_forward = attention_of(config), feed_forward_of(config)
+    feed_forward = feed_forward_of(config)
+    return {
+        **write_trunk(config),
+        "hidden_act": called(ACTIVATIONS, feed_forward.kind),
+        "intermediate_size": feed_forward.d_ff,
+    }
+
+
+def write_trunk(config: ModelConfig) -> dict[str, Any]:
+    """The same without the feed-forward."""
+    attention = attention_of(config)
     return {
         "vocab_size": config.vocab_size,
         "hidden_size": config.d_model,
@@ -146,8 +163,6 @@ def write_decoder(config: ModelConfig) -> dict[str, Any]:
         "num_key_value_heads": attention.num_kv_heads,
         "head_dim": attention.head_dim,
         "attention_dropout": attention.dropout,
-        "hidden_act": called(ACTIVATIONS, feed_forward.kind),
-        "intermediate_size": feed_forward.d_ff,
     }
 
 

@@ -12,8 +12,8 @@ from functools import cache
 import torch
 from torch import Tensor, nn
 
-from qkv.nn.bias import Bias
 from qkv.nn.mask import Mask
+from qkv.nn.score import Scoring
 
 log = logging.getLogger("qkv")
 
@@ -31,17 +31,10 @@ class Kernel(nn.Module):
         k_BGSD: Tensor,
         v_BGSE: Tensor,
         mask: Mask,
-        scale: float,
+        scoring: Scoring,
         dropout: float = 0.0,
-        bias: Bias | None = None,
-        softcap: float | None = None,
-        additive_HD: Tensor | None = None,
     ) -> Tensor:
-        """The attended values, [B, H, T, E].
-
-        dropout: the probability of dropping an attention weight. bias: added to the scores. softcap: c makes the scaled
-        scores s c tanh(s / c), before any bias. additive_HD: w, with which a score is w tanh(q + k) and not q k.
-        """
+        """The attended values, [B, H, T, E]. dropout: the probability of dropping an attention weight."""
         raise TypeError(f"{type(self).__name__} computes nothing")
 
 

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from qkv.nn.bias import Bias
 from qkv.nn.kernels.base import Kernel
 from qkv.nn.mask import Mask
+from qkv.nn.score import Scoring
 
 
 class MathKernel(Kernel):
@@ -21,13 +21,10 @@ class MathKernel(Kernel):
         k_BGSD: Tensor,
         v_BGSE: Tensor,
         mask: Mask,
-        scale: float,
+        scoring: Scoring,
         dropout: float = 0.0,
-        bias: Bias | None = None,
-        softcap: float | None = None,
-        additive_HD: Tensor | None = None,
     ) -> Tensor:
-        return self.attend(q_BHTD, k_BGSD, v_BGSE, mask, scale, dropout, bias, softcap, additive_HD)[0]
+        return self.attend(q_BHTD, k_BGSD, v_BGSE, mask, scoring, dropout)[0]
 
     def attend(
         self,
@@ -35,25 +32,27 @@ class MathKernel(Kernel):
         k_BGSD: Tensor,
         v_BGSE: Tensor,
         mask: Mask,
-        scale: float,
+        scoring: Scoring,
         dropout: float = 0.0,
-        bias: Bias | None = None,
-        softcap: float | None = None,
-        additive_HD: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """The attended values [B, H, T, E] and the weights [B, H, T, S] (before dropout) that made them."""
         k_BGSD, v_BGSE = mask.without_padding(k_BGSD, v_BGSE)
         q_BGRTD = grouped(q_BHTD, k_BGSD.shape[1])
-        if additive_HD is None:
+        if scoring.additive_HD is None:
             scores_BGRTS = q_BGRTD @ k_BGSD.unsqueeze(2).transpose(-1, -2)
         else:
-            scores_BGRTS = additive(q_BGRTD, k_BGSD.unsqueeze(2), grouped(additive_HD[None], k_BGSD.shape[1]))
-        scores_BHTS = scores_BGRTS.flatten(1, 2) * scale
-        if softcap is not None:
-            scores_BHTS = capped(scores_BHTS, softcap)
-        if bias is not None:
-            scores_BHTS = scores_BHTS + bias.tensor(mask).to(scores_BHTS.dtype)
-        weights_BHTS = masked_softmax(scores_BHTS, None if mask.everything else mask.tensor())
+            w_1GRD = grouped(scoring.additive_HD.to(q_BHTD.dtype)[None], k_BGSD.shape[1])
+            scores_BGRTS = additive(q_BGRTD, k_BGSD.unsqueeze(2), w_1GRD)
+        scores_BHTS = scores_BGRTS.flatten(1, 2) * scoring.scale
+        if scoring.softcap is not None:
+            scores_BHTS = capped(scores_BHTS, scoring.softcap)
+        if scoring.bias is not None:
+            scores_BHTS = scores_BHTS + scoring.bias.tensor(mask).to(scores_BHTS.dtype)
+        allowed = None if mask.everything else mask.tensor()
+        if scoring.sinks_H is None:
+            weights_BHTS = masked_softmax(scores_BHTS, allowed)
+        else:
+            weights_BHTS = softmax_with_sinks(scores_BHTS, allowed, scoring.sinks_H)
         dropped_BHTS = F.dropout(weights_BHTS, dropout) if dropout else weights_BHTS
         out_BGRTE = grouped(dropped_BHTS, v_BGSE.shape[1]) @ v_BGSE.unsqueeze(2)
         return out_BGRTE.flatten(1, 2), weights_BHTS
@@ -88,3 +87,13 @@ def masked_softmax(scores: Tensor, allowed: Tensor | None) -> Tensor:
     some = allowed.any(-1, keepdim=True)
     scores = scores.masked_fill(~allowed, float("-inf")).masked_fill(~some, 0.0)
     return scores.softmax(-1, dtype=dtype).to(scores.dtype).masked_fill(~allowed, 0.0)
+
+
+def softmax_with_sinks(scores_BHTS: Tensor, allowed: Tensor | None, sinks_H: Tensor) -> Tensor:
+    """Softmax over the allowed scores and each head's sink, without what falls to the sink: rows sum to less than 1."""
+    dtype = torch.promote_types(scores_BHTS.dtype, torch.float32)
+    if allowed is not None:
+        scores_BHTS = scores_BHTS.masked_fill(~allowed, float("-inf"))
+    sinks_BHT1 = sinks_H.to(scores_BHTS.dtype)[:, None, None].expand(*scores_BHTS.shape[:-1], 1)
+    weights = torch.cat((scores_BHTS, sinks_BHT1), dim=-1).softmax(-1, dtype=dtype)
+    return weights[..., :-1].to(scores_BHTS.dtype)

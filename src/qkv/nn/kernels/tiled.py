@@ -9,6 +9,8 @@ raises m to m', what was summed so far is worth exp(m - m') of what it was:
 At the end the answer is o / z: exact, not an approximation. Forward keeps the answer and lse = m + ln z, [B, H, T];
 backward computes each tile's probabilities again as exp(S - lse). Memory therefore grows with T, not with T x S.
 
+A sink is a key that has been seen before the first tile, with a value of 0: m starts at its score, z at 1.
+
 Shapes: see base.py; R = H/G query heads per key/value head, t and s a tile's share of T and S.
 """
 
@@ -24,6 +26,7 @@ from qkv.nn.bias import Bias
 from qkv.nn.kernels.base import Kernel, say_fallback
 from qkv.nn.kernels.math import MathKernel, grouped
 from qkv.nn.mask import Causal, Mask
+from qkv.nn.score import Scoring
 
 
 class TiledKernel(Kernel):
@@ -37,31 +40,22 @@ class TiledKernel(Kernel):
         self._outside_graphs = torch.compiler.disable(_tiled_attention)  # type: ignore[no-untyped-call]
 
     def forward(
-        self,
-        q_BHTD: Tensor,
-        k_BGSD: Tensor,
-        v_BGSE: Tensor,
-        mask: Mask,
-        scale: float,
-        dropout: float = 0.0,
-        bias: Bias | None = None,
-        softcap: float | None = None,
-        additive_HD: Tensor | None = None,
+        self, q_BHTD: Tensor, k_BGSD: Tensor, v_BGSE: Tensor, mask: Mask, scoring: Scoring, dropout: float = 0.0
     ) -> Tensor:
         if dropout:
             lacking = "dropout on attention weights"
-        elif softcap is not None:
+        elif scoring.softcap is not None:
             lacking = "a soft cap on scores"
         else:
-            lacking = "additive scores" if additive_HD is not None else ""
+            lacking = "additive scores" if scoring.additive_HD is not None else ""
         if lacking:
             say_fallback("tiled", lacking)
-            return MathKernel().attend(q_BHTD, k_BGSD, v_BGSE, mask, scale, dropout, bias, softcap, additive_HD)[0]
+            return MathKernel()(q_BHTD, k_BGSD, v_BGSE, mask, scoring, dropout)  # type: ignore[no-any-return]
         k_BGSD, v_BGSE = mask.without_padding(k_BGSD, v_BGSE)
         # [B, G, R, T, D] against [B, G, 1, S, D]: query heads of a group share its keys and values
         q_BGRTD = grouped(q_BHTD, k_BGSD.shape[1])
         out_BGRTE: Tensor = self._outside_graphs(
-            q_BGRTD, k_BGSD.unsqueeze(2), v_BGSE.unsqueeze(2), bias, mask, scale, self.tile
+            q_BGRTD, k_BGSD.unsqueeze(2), v_BGSE.unsqueeze(2), mask, scoring, self.tile
         )
         return out_BGRTE.flatten(1, 2)
 
@@ -109,6 +103,7 @@ class _TiledAttention(torch.autograd.Function):
         k: Tensor,
         v: Tensor,
         weight: Tensor | None,
+        sinks: Tensor | None,
         bias: Bias | None,
         mask: Mask,
         scale: float,
@@ -121,6 +116,8 @@ class _TiledAttention(torch.autograd.Function):
             q_tD = q[..., queries, :]
             m = torch.full(q_tD.shape[:-1], float("-inf"), dtype=sum_dtype, device=q.device).unsqueeze(-1)
             z = torch.zeros_like(m)
+            if sinks is not None:
+                m, z = sinks.to(sum_dtype)[..., None, None].expand_as(m), torch.ones_like(z)
             o = torch.zeros(*q_tD.shape[:-1], v.shape[-1], dtype=sum_dtype, device=q.device)
             for keys, allowed in visits:
                 b = _bias(bias, weight, mask, queries, keys, groups=k.shape[1])
@@ -136,13 +133,13 @@ class _TiledAttention(torch.autograd.Function):
             out[..., queries, :] = (o / z.masked_fill(empty, 1.0)).to(q.dtype)
             # an empty row gets lse = +inf, so that backward finds the probability exp(S - inf) = 0 everywhere
             lse[..., queries] = (m + z.log()).masked_fill(empty, float("inf")).squeeze(-1)
-        ctx.save_for_backward(q, k, v, out, lse, weight)
+        ctx.save_for_backward(q, k, v, out, lse, weight, sinks)
         ctx.bias, ctx.mask, ctx.scale, ctx.tile = bias, mask, scale, tile
         return out
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, out, lse, weight = ctx.saved_tensors
+        q, k, v, out, lse, weight, sinks = ctx.saved_tensors
         bias, mask, d_out = ctx.bias, ctx.mask, grads[0]
         learned = ctx.needs_input_grad[3]
         dw = torch.zeros_like(weight) if learned else None
@@ -150,6 +147,10 @@ class _TiledAttention(torch.autograd.Function):
         dq, dk, dv = torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
         # rowsum(dP * P) = rowsum(dO * O): the softmax's own term, from what is at hand (FlashAttention, appendix B)
         delta = (d_out * out).sum(-1, keepdim=True)
+        d_sinks = None
+        if sinks is not None:  # as ds below, with a value of 0
+            p_sink = (sinks[..., None] - lse).exp().to(q.dtype)
+            d_sinks = -(p_sink * delta.squeeze(-1)).sum((0, -1)).to(sinks.dtype)
         for queries, visits in _tiles(mask, ctx.tile):
             q_tD, d_tE, lse_t = q[..., queries, :], d_out[..., queries, :], lse[..., queries].unsqueeze(-1)
             for keys, allowed in visits:
@@ -166,10 +167,12 @@ class _TiledAttention(torch.autograd.Function):
                 # the R query heads of a group share one key/value head: their gradients add up
                 dk[..., keys, :] += (ds.transpose(-1, -2) @ q_tD).sum(2, keepdim=True)
                 dv[..., keys, :] += (p.transpose(-1, -2) @ d_tE).sum(2, keepdim=True)
-        return dq, dk, dv, dw, None, None, None, None
+        return dq, dk, dv, dw, d_sinks, None, None, None, None
 
 
-def _tiled_attention(q: Tensor, k: Tensor, v: Tensor, bias: Bias | None, mask: Mask, scale: float, tile: int) -> Tensor:
+def _tiled_attention(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scoring: Scoring, tile: int) -> Tensor:
+    bias, sinks = scoring.bias, scoring.sinks_H
     weight = None if bias is None else bias.weight
-    out: Tensor = _TiledAttention.apply(q, k, v, weight, bias, mask, scale, tile)  # type: ignore[no-untyped-call]
+    sinks_GR = None if sinks is None else sinks.view(q.shape[1:3])
+    out: Tensor = _TiledAttention.apply(q, k, v, weight, sinks_GR, bias, mask, scoring.scale, tile)  # type: ignore[no-untyped-call]
     return out

@@ -76,7 +76,8 @@ class _SeveralStreams(ResidualConfig):
     reads_through_norm: ClassVar[bool] = True
 
 
-Streams = Annotated[int, Field(ge=1, le=64)]
+MAX_STREAMS = 64
+Streams = Annotated[int, Field(ge=1, le=MAX_STREAMS)]
 
 
 class HyperConnectionsConfig(_SeveralStreams):
@@ -97,6 +98,14 @@ class HyperConnectionsConfig(_SeveralStreams):
                 "residual.fractions",
                 f"{d_model} does not divide into {self.fractions} parts",
                 "fractions that divide d_model",
+            )
+        if self.streams * self.fractions > MAX_STREAMS:
+            parts = self.streams * self.fractions
+            raise contradiction(
+                "residual.streams",
+                "residual.fractions",
+                f"each token's {parts} parts would be mixed by {parts} x {parts} numbers",
+                f"{MAX_STREAMS} parts at most",
             )
 
 

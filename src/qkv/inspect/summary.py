@@ -26,8 +26,8 @@ class Summary:
     positions; params_active those that one token passes through.
 
     flops_per_token_forward: multiplications and additions of one token's forward at the full context (`max_seq_len`
-    keys per query, or the window; the causal half is not taken off, and what residual streams mix is not counted); of
-    an encoder-decoder, one source and one target token. kv_cache_bytes_per_token: keys and values of all decoder
+    keys per query, or the window; the causal half is not taken off); of an encoder-decoder, one source and one target
+    token. kv_cache_bytes_per_token: keys and values of all decoder
     layers; cross_cache_bytes_per_source_token: those of the source. train_state_bytes: weights, gradients and Adam's
     two moments in float32, without activations.
     """
@@ -73,7 +73,8 @@ def _tables(embedding: Embedding) -> list[nn.Parameter]:
 
 
 def _flops(network: Transformer) -> int:
-    """Two per weight of every matrix a token passes, and four per key, head and channel of attention."""
+    """Two per weight of every matrix a token passes, four per key, head and channel of attention, and what residual
+    streams mix."""
     total = 0
     for part in network.children():
         if isinstance(part, Embedding | LanguageModelHead | MaskedLanguageModelHead):  # other heads: once per sequence
@@ -89,6 +90,7 @@ def _flops(network: Transformer) -> int:
             total += _matrix_flops(block)
             total += _attention_flops(block.attention("self"), reach)
             total += _attention_flops(block.attention("cross"), source_length)
+        total += stack.config.residual.mixing_flops(stack.config.d_model, [len(block) for block in stack.layers])
     return total
 
 

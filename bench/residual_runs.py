@@ -58,6 +58,7 @@ POSITIONS: dict[str, tuple[str, ...]] = {
     "rope": (),
     "none": ("model.position.kind=none",),
     "sinusoidal": ("model.position.kind=sinusoidal",),
+    "sinusoidal, embedding x sqrt(d)": ("model.position.kind=sinusoidal", "model.embedding.scale=sqrt-d-model"),
     "learned": ("model.position.kind=learned",),
     "rope, interleaved": ("model.position.layout=interleaved",),
     "relative": ("model.position.kind=relative",),

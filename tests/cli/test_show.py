@@ -140,6 +140,23 @@ def test_of_experts_only_those_that_a_token_goes_through_are_active_and_computed
     assert told.params - told.params_active == 2 * (6 - 2) * 3 * 20 * 24  # layers, idle experts, matrices
 
 
+@pytest.mark.parametrize("name", ["hyper-tiny", "mhc-tiny", "attnres-tiny"])
+@pytest.mark.parametrize("overrides", [(), ("model.num_layers=3",)])
+def test_flops_of_a_residual_stream_are_those_that_a_forward_performs(name: str, overrides: tuple[str, ...]) -> None:
+    model = Config.load(name, *overrides).model
+    network = qkv.Transformer(model).eval()
+    qkv.nn.use_kernel(network, "math")
+    length = model.max_seq_len
+    with FlopCounterMode(display=False) as counter:
+        network(torch.zeros(1, length, dtype=torch.int64))
+    # the counter knows products of matrices only: y times its weight, and scores and mixtures of sources, are others
+    others = 2 * model.num_layers * 2 * 4 * model.d_model
+    if name == "attnres-tiny":
+        sources = {4: [0, 2, 2, 2, 2, 3, 3, 3, 3], 3: [0, 2, 2, 2, 2, 3, 3]}[model.num_layers]
+        others = 4 * model.d_model * sum(sources)
+    assert summarise(model).flops_per_token_forward - others == counter.get_total_flops() / length
+
+
 SPEECH = ("model.encoder.input={kind: log-mel, num_mels: 5}", "model.tie_embeddings=head")
 VISION = (
     "model.input={kind: patches, image_size: [8, 12], patch_size: 4}",

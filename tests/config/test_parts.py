@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from qkv.config import Config, ConfigError
 from qkv.config.attention import StandardAttentionConfig
-from qkv.config.model import ModelConfig
+from qkv.config.model import ModelConfig, _say_two_positions
 from qkv.config.positions import RopeConfig, YarnScalingConfig
 
 ORIGINAL = {"original_max_seq_len": 64}
@@ -65,6 +65,16 @@ def test_cross_attention_has_the_scale_of_self_attention() -> None:
     assert cross.scale == 1.0
 
 
+@pytest.mark.parametrize("inside", ["rope", "relative", "alibi", "none"])
+def test_positions_that_act_in_two_places_are_said_once(inside: str, caplog: pytest.LogCaptureFixture) -> None:
+    _say_two_positions.cache_clear()
+    changes = tree(position={"kind": "learned"}, layers=[{}, {"position": {"kind": inside}}])
+    for _ in range(2):
+        ModelConfig.model_validate(changes)
+    said = f"`position.kind` is learned, added to the embedding, and `layers[].position.kind` {inside}: both act"
+    assert caplog.messages == ([] if inside == "none" else [said])
+
+
 SCALING = "model.position.scaling"
 
 
@@ -87,6 +97,7 @@ SCALING = "model.position.scaling"
         (("model.parallel=two-norms", "model.norm.placement=post"), "parallel", "norm.placement"),
         (("model.parallel=two-norms", "model.norm.placement=output"), "parallel", "norm.placement"),
         (("model.parallel=one-norm", "model.family=encoder-decoder"), "parallel", "cross_attention"),
+        (("model.residual={kind: hyper-connections, streams: 16, fractions: 8}",), "residual.streams", "fractions"),
         (("model.share_layers=true", "model.layers=[{}, {attention: {window: 3}}]"), "share_layers", "layers"),
     ],
 )

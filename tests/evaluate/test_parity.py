@@ -69,6 +69,15 @@ def test_the_first_layer_that_differs_is_named(name: str, first: str | None) -> 
     assert all(one.absolute == 0 for one in before)
 
 
+@pytest.mark.parametrize("block_size", [None, 2])
+def test_a_layer_is_what_it_adds_to_attention_residuals(block_size: int | None) -> None:
+    made = network(tie_embeddings="none", residual={"kind": "attention-residuals", "block_size": block_size})
+    other = copy.deepcopy(made)
+    with torch.no_grad():
+        other.get_parameter("decoder.blocks.1.feed_forward.function.down.weight").mul_(1.01)
+    assert compare(made, Ours(other), probes(made, byte_tokenizer())).first_layer == "decoder layer 1"
+
+
 class Twisted(Ours):
     """Right at once, and wrong in one way."""
 

@@ -34,6 +34,10 @@ KINDS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
             "learned weighted sum of the streams",
         ),
     ),
+    "one-stream": (
+        {"residual": {"kind": "mhc", "streams": 1, "iterations": 1}},
+        ("as 1 stream", "mixture of 1 stream, by sigmoids", "stochastic (1 step)"),
+    ),
     "attention-residuals": (
         {"residual": {"kind": "attention-residuals"}},
         ("reads a mixture of embedding and all results", "one more to mix"),
@@ -72,3 +76,9 @@ def test_a_kind_is_named_and_every_parameter_is_in_a_box(
     boxes = [int(before.replace(",", "")) for before, word in itertools.pairwise(words) if word.startswith("parameter")]
     assert sum(boxes) == summarise(config).params
     assert max(len(row) for row in drawn.split("\n")) <= 2 * WIDTH + 8
+
+
+def test_layers_are_drawn_as_one_that_has_something_to_mix() -> None:
+    tree = {"vocab_size": 40, "d_model": 16, "num_layers": 2, "attention": {"num_heads": 2}}
+    drawn = draw(ModelConfig.model_validate(tree | {"residual": {"kind": "attention-residuals"}}))
+    assert drawn.count("the residual's own") == 2, drawn

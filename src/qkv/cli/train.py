@@ -54,10 +54,12 @@ def train(
 
 def tell_end(run: Path) -> None:
     """Where a run that has just ended here is, and what to do with it."""
-    from qkv.config.base import EVERY_PACKAGE
+    from qkv.config.base import EVERY_PACKAGE, packages_of
     from qkv.config.run import Config
 
-    click.echo(f"{run}\ntry it: {_use(run, Config.load(run / 'config.yaml', allow=EVERY_PACKAGE))}", err=True)
+    config = Config.load(run / "config.yaml", allow=EVERY_PACKAGE)
+    packages = "".join(f" --allow-package {name}" for name in packages_of(config))
+    click.echo(f"{run}\ntry it: {_use(run, config)}{packages}", err=True)
 
 
 def _use(run: Path, config: Config) -> str:

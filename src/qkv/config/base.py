@@ -162,6 +162,21 @@ class Kinds:
         return {"anyOf": [*options, plugin]}
 
 
+def packages_of(tree: Any) -> list[str]:
+    """The packages whose parts a configuration, or a piece of it, names by import path."""
+    if isinstance(tree, Node):
+        tree = tree.model_dump()
+    found = set()
+    if isinstance(tree, Mapping):
+        kind = tree.get("kind")
+        if isinstance(kind, str) and ":" in kind:
+            found.add(kind.partition(":")[0].partition(".")[0])
+        tree = list(tree.values())
+    if isinstance(tree, list | tuple):
+        found.update(name for piece in tree for name in packages_of(piece))
+    return sorted(found)
+
+
 def import_object(path: str) -> Any:
     """The object that `package.module:Name` names. Raises ImportError or AttributeError."""
     module, _, name = path.partition(":")

@@ -7,7 +7,9 @@ stack has one complete `BlockConfig` per layer, and validating the spelled-out t
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
+from functools import cache
 from typing import Any, Literal, TypeGuard
 
 from pydantic import Field, model_validator
@@ -41,6 +43,8 @@ from qkv.config.residuals import (
     PlainResidualConfig,
     Residual,
 )
+
+log = logging.getLogger("qkv")
 
 # --- blocks, stacks, the model ----------------------------------------------------------------------------------------
 
@@ -170,6 +174,8 @@ class StackConfig(Node):
                     "positions added to the embedding cannot differ from layer to layer",
                     "position.kind=rope or none in `layers`",
                 )
+            if self.position.absolute and not layer.position.absolute and layer.position.kind != "none":
+                _say_two_positions(self.position.kind, layer.position.kind)
             if isinstance(layer.position, RopeConfig):
                 layer.attention.check_rope(layer.position)
             if getattr(layer.cross_attention, "window", None):
@@ -235,9 +241,10 @@ class StackConfig(Node):
         for index, attention in mixed.items():
             shape, first = (attention.num_kv_heads, attention.head_dim), (mixed[0].num_kv_heads, mixed[0].head_dim)
             if shape != first:
+                key = "num_kv_heads" if shape[0] != first[0] else "head_dim"
                 raise contradiction(
                     "attention.value_residual",
-                    "attention.num_kv_heads and head_dim of `layers`",
+                    f"layers[].attention.{key}",
                     f"values of {shape[0]} x {shape[1]} in layer {index} do not mix with the first layer's "
                     f"{first[0]} x {first[1]}",
                     "the same num_kv_heads and head_dim in all layers",
@@ -469,6 +476,14 @@ class ModelConfig(StackConfig):
         if self.encoder is not None and self.decoder is not None:
             return {"encoder": self.encoder, "decoder": self.decoder}
         return {"encoder": self} if self.family == "encoder" else {"decoder": self}
+
+
+@cache
+def _say_two_positions(added: str, inside: str) -> None:
+    """Say, once per process, what is rarely meant."""
+    log.warning(
+        "`position.kind` is %s, added to the embedding, and `layers[].position.kind` %s: both act", added, inside
+    )
 
 
 def _mixes_values(attention: object) -> TypeGuard[StandardAttentionConfig]:

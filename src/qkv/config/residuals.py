@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
@@ -20,6 +21,11 @@ class ResidualConfig(Part):
 
     def check(self, d_model: int) -> None:
         """Raise an error that names both keys where a stream of this width cannot be so."""
+
+    def mixing_flops(self, d_model: int, sublayers: Sequence[int]) -> int:
+        """Multiplications and additions per token of reading, mixing and writing, beyond the plain sum; `sublayers` are
+        those of each layer."""
+        return 0
 
 
 class PlainResidualConfig(ResidualConfig):
@@ -76,7 +82,8 @@ class _SeveralStreams(ResidualConfig):
     reads_through_norm: ClassVar[bool] = True
 
 
-Streams = Annotated[int, Field(ge=1, le=64)]
+MAX_STREAMS = 64
+Streams = Annotated[int, Field(ge=1, le=MAX_STREAMS)]
 
 
 class HyperConnectionsConfig(_SeveralStreams):
@@ -98,6 +105,18 @@ class HyperConnectionsConfig(_SeveralStreams):
                 f"{d_model} does not divide into {self.fractions} parts",
                 "fractions that divide d_model",
             )
+        if self.streams * self.fractions > MAX_STREAMS:
+            parts = self.streams * self.fractions
+            raise contradiction(
+                "residual.streams",
+                "residual.fractions",
+                f"each token's {parts} parts would be mixed by {parts} x {parts} numbers",
+                f"{MAX_STREAMS} parts at most",
+            )
+
+    def mixing_flops(self, d_model: int, sublayers: Sequence[int]) -> int:
+        weights = self.fractions + self.streams * self.fractions + 1  # of a part: to read, to keep, to write
+        return sum(sublayers) * 2 * weights * self.streams * d_model * (2 if self.dynamic else 1)
 
 
 class MhcConfig(_SeveralStreams):
@@ -115,6 +134,10 @@ class MhcConfig(_SeveralStreams):
     std: float = Field(0.02, ge=0)
     exit: Literal["mean", "sum", "learned"] = "mean"
 
+    def mixing_flops(self, d_model: int, sublayers: Sequence[int]) -> int:
+        weights = self.streams * (self.streams + 2)
+        return sum(sublayers) * 2 * weights * (self.streams + 1) * d_model
+
 
 class AttentionResidualsConfig(_SeveralStreams):
     """A sublayer reads a mixture of the embedding and all earlier sublayers' outputs, by a learned softmax over depth;
@@ -126,6 +149,16 @@ class AttentionResidualsConfig(_SeveralStreams):
     block_size: int | None = Field(None, ge=1, le=2**16)
     unit: Literal["layer", "sublayer"] = "layer"
     eps: Positive = 1e-6
+
+    def mixing_flops(self, d_model: int, sublayers: Sequence[int]) -> int:
+        read, sources, last = 0, 1, None
+        places = [layer for layer, count in enumerate(sublayers) for _ in range(count)]
+        for site, layer in enumerate(places):
+            read += sources if site else 0  # the first has nothing to choose from
+            block = (layer if self.unit == "layer" else site) // (self.block_size or 1)
+            if self.block_size is None or block != last:
+                sources, last = sources + 1, block
+        return 4 * d_model * (read + sources)
 
 
 Residual = Annotated[

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from qkv.config.errors import QkvError, UsageError
 from qkv.evaluate.probes import Probe, tolerance_for
 from qkv.generate.decode import evaluating
+from qkv.nn.attention_residuals import Sources
 from qkv.nn.block import Block
 from qkv.nn.transformer import Transformer
 
@@ -204,9 +205,10 @@ def _vectors(blocks: Sequence[tuple[nn.Module, str]], firsts: Sequence[tuple[nn.
 
 
 def _first(values: Any) -> Tensor:
-    """The first tensor of what goes into a module or comes out of it, without the batch, on the CPU."""
+    """The first tensor of what goes into a module or comes out of it, without the batch, on the CPU. Of the sources of
+    attention residuals, the first is the embedding whatever the layer: the last is what the layer has added."""
     while not isinstance(values, Tensor):
-        values = values[0]
+        values = values.values[-1] if isinstance(values, Sources) else values[0]
     return values[0].float().cpu()
 
 

@@ -74,7 +74,8 @@ def _tower(config: ModelConfig, network: Transformer, name: str, counted: set[in
         params = sum(_fresh(block, counted) for _, block in members)
         what = "the same block" if stack.share_layers else "block"
         title = f"{len(members)} x {what}" if len(members) > 1 else "block"
-        lines += _box([title, *_block_lines(layer, members[0][1])], params)
+        typical = members[-1][1]  # a stack's first layer may have nothing to mix
+        lines += _box([title, *_block_lines(layer, typical)], params)
         lines.append("  │")
     if leave:
         lines += [*_box([leave], _fresh(tower.residual, counted)), "  │"]  # type: ignore[arg-type]
@@ -202,17 +203,23 @@ def _residual(part: ResidualConfig) -> tuple[str, str]:
             how = "by token" if part.dynamic else "static"
             return f"a mixture of {_streams(part)}, {how}", "add to each of them, mixed"
         case MhcConfig():
-            n, steps = part.streams, part.iterations
-            return f"a mixture of {n} streams, by sigmoids", f"add to each, mixed doubly stochastic ({steps} steps)"
+            steps = _several(part.iterations, "step")
+            return f"a mixture of {_streams(part)}, by sigmoids", f"add to each, mixed doubly stochastic ({steps})"
         case AttentionResidualsConfig():
             write = "one more to mix" if part.block_size is None else f"add to the sum of its {_block(part)}"
             return f"a mixture of {_sources(part)}", write
     return "", part.kind
 
 
-def _streams(part: HyperConnectionsConfig) -> str:
-    streams = f"{part.streams} stream{'s' if part.streams > 1 else ''}"
-    return streams if part.fractions == 1 else f"{streams} in {part.fractions} parts"
+def _several(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"
+
+
+def _streams(part: HyperConnectionsConfig | MhcConfig) -> str:
+    streams = _several(part.streams, "stream")
+    if isinstance(part, MhcConfig) or part.fractions == 1:
+        return streams
+    return f"{streams} in {part.fractions} parts"
 
 
 def _sources(part: AttentionResidualsConfig) -> str:
@@ -231,7 +238,7 @@ def _around(part: ResidualConfig) -> tuple[str, str]:
             return f"as {_streams(part)}", "sum of the streams"
         case MhcConfig():
             exits = {"mean": "mean", "sum": "sum", "learned": "learned weighted sum"}
-            return f"as {part.streams} streams", f"{exits[part.exit]} of the streams"
+            return f"as {_streams(part)}", f"{exits[part.exit]} of the streams"
         case AttentionResidualsConfig():
             return "", f"mixture of {_sources(part)}"
     return "", ""

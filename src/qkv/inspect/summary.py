@@ -26,10 +26,10 @@ class Summary:
     positions; params_active those that one token passes through.
 
     flops_per_token_forward: multiplications and additions of one token's forward at the full context (`max_seq_len`
-    keys per query, or the window; the causal half is not taken off, and what residual streams mix is not counted); of
-    an encoder-decoder, one source and one target token. kv_cache_bytes_per_token: what all decoder layers keep of
-    their own tokens, at the full context too: of a window no more than the window; cross_cache_bytes_per_source_token:
-    of the source. train_state_bytes: weights, gradients and Adam's
+    keys per query, or the window; the causal half is not taken off); of an encoder-decoder, one source and one target
+    token. kv_cache_bytes_per_token: what all decoder layers keep of their own tokens, at the full context too: of a
+    window no more than the window; cross_cache_bytes_per_source_token: of the source. train_state_bytes: weights,
+    gradients and Adam's
     two moments in float32, without activations.
     """
 
@@ -80,7 +80,8 @@ def _idle(network: Transformer) -> int:
 
 
 def _flops(network: Transformer) -> int:
-    """Two per weight of every matrix a token passes, and per product of attention for each key."""
+    """Two per weight of every matrix a token passes, and per product of attention for each key; and what residual
+    streams mix."""
     total = 0
     for part in network.children():
         if isinstance(part, Embedding | LanguageModelHead | MaskedLanguageModelHead):  # other heads: once per sequence
@@ -96,6 +97,7 @@ def _flops(network: Transformer) -> int:
             total += _matrix_flops(block) + 2 * reach * layer.attention.score_width
             if layer.cross_attention is not None:
                 total += 2 * source_length * layer.cross_attention.score_width
+        total += stack.config.residual.mixing_flops(stack.config.d_model, [len(block) for block in stack.layers])
     return total
 
 

@@ -136,10 +136,11 @@ def test_on_a_terminal_there_is_a_bar_and_the_terminal_is_left_as_it_was(
 def test_the_printed_compute_says_threads_precision_and_compilation_with_reasons(capsys) -> None:
     arguments = ("train.precision=auto", "train.compile=auto", "train.device=auto", "train.steps=1")
     line = run(capsys, "small.yaml", *arguments)[2].splitlines()[2]
-    device, precision, compilation = line.split("; ")
+    device, precision, compilation, kernel = line.split("; ")
     assert device.startswith("device ")
     assert precision.startswith(("fp32 (auto: ", "bf16 (auto: "))
     assert compilation.startswith("eager (auto: ")
+    assert kernel == "attention by sdpa"
 
 
 def test_without_a_run_dir_the_run_is_named_after_its_configuration(capsys) -> None:

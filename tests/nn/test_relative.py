@@ -105,7 +105,7 @@ def test_a_stack_has_one_table_for_all_layers_and_none_for_its_source() -> None:
     received: list[Any] = []
     for block in net.decoder.blocks:
         for kind in ("self", "cross"):
-            block.attention(kind).kernel.register_forward_pre_hook(lambda _, args: received.append(args[6]))
+            block.attention(kind).kernel.register_forward_pre_hook(lambda _, args: received.append(args[4].bias))
     net(ids, source=source)
     assert received[1::2] == [None] * 3
     assert len({id(bias) for bias in received[::2]}) == 1

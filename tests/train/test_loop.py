@@ -271,6 +271,7 @@ def test_the_start_says_what_runs_where() -> None:
         f"device cpu, {torch.get_num_threads()} threads",
         "fp32 (asked for)",
         "eager (asked for)",
+        "attention by sdpa",
     ]
     assert [line.split(":")[0] for line in start["optimizer"]] == ["Muon", "AdamW", "AdamW"]
     assert [event["event"] for event in told] == ["start", *["train"] * 4, "validation", "checkpoint", "end"]

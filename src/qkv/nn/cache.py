@@ -111,10 +111,10 @@ class RollingCache(LayerCache):
             self._new = None
             return super().append(k_BGTD, v_BGTD, slots % self.window, min(end, self.window))
         self._new = k_BGTD, v_BGTD
-        if self.k_BGSD is None or self.v_BGSD is None:
-            return k_BGTD, v_BGTD
-        cells = slice(0, min(end - count, self.window))
-        return torch.cat((self.k_BGSD[:, :, cells], k_BGTD), 2), torch.cat((self.v_BGSD[:, :, cells], v_BGTD), 2)
+        cells = self._cells(end - count)
+        self.k_BGSD = self._with_room(self.k_BGSD, k_BGTD, cells)
+        self.v_BGSD = self._with_room(self.v_BGSD, v_BGTD, cells)
+        return torch.cat((self.k_BGSD[:, :, :cells], k_BGTD), 2), torch.cat((self.v_BGSD[:, :, :cells], v_BGTD), 2)
 
     def key_slots(self, lengths: Tensor | int, slots: Tensor, end: int) -> Tensor:
         """The slots of the keys that `append` returns, [S] or [B, S]; below 0 where a cell is empty.
@@ -123,10 +123,12 @@ class RollingCache(LayerCache):
         """
         count = slots.shape[-1]
         if count == 1:
-            cells = min(end, self.window) if self.capacity is None else self.capacity
-            return self._slots_in_ring(lengths + 1, cells, slots.device)
-        held = self._slots_in_ring(lengths, min(end - count, self.window), slots.device)
-        return torch.cat((held, slots), -1)
+            return self._slots_in_ring(lengths + 1, self._cells(end), slots.device)
+        return torch.cat((self._slots_in_ring(lengths, self._cells(end - count), slots.device), slots), -1)
+
+    def _cells(self, end: int) -> int:
+        """How many cells are looked at where no slot from `end` on was written: all, in memory of fixed size."""
+        return self.window if self.capacity is not None else min(end, self.window)
 
     def _slots_in_ring(self, lengths: Tensor | int, cells: int, device: torch.device) -> Tensor:
         """The slot in each of the first cells of a ring that has taken up so many tokens: the last s < lengths for
@@ -134,14 +136,13 @@ class RollingCache(LayerCache):
         cell_C = torch.arange(cells, device=device)
         return lengths - 1 - (lengths - 1 - cell_C) % self.window
 
-    def settle(self, before_B: Tensor, after_B: Tensor, longest: int) -> None:
+    def settle(self, before_B: Tensor, after_B: Tensor, end: int) -> None:
         """Take up the real ones of the tokens of the last call, with which rows of `before_B` tokens have become
-        `after_B`, `longest` at most."""
+        `after_B`; end: as `append` was given."""
         if self._new is None:
             return
         (k_BGTD, v_BGTD), self._new = self._new, None
-        cells = min(longest, self.window)
-        index_BC = self._slots_in_ring(after_B[:, None], cells, after_B.device) - before_B[:, None]
+        index_BC = self._slots_in_ring(after_B[:, None], self._cells(end), after_B.device) - before_B[:, None]
         self.k_BGSD = self._take_up(self.k_BGSD, k_BGTD, index_BC)
         self.v_BGSD = self._take_up(self.v_BGSD, v_BGTD, index_BC)
 
@@ -149,7 +150,7 @@ class RollingCache(LayerCache):
         """New token `index_BC` in each cell; the cell as it was where that is below 0."""
         cells, index_B1C1 = index_BC.shape[1], index_BC[:, None, :, None]
         held = self._with_room(held, new_BGTD, cells)
-        new_BGCD = new_BGTD.take_along_dim(index_B1C1.clamp(min=0), 2)
+        new_BGCD = new_BGTD.gather(2, index_B1C1.clamp(min=0).expand(-1, new_BGTD.shape[1], -1, new_BGTD.shape[3]))
         held[:, :, :cells] = torch.where(index_B1C1 >= 0, new_BGCD, held[:, :, :cells])
         return held
 
@@ -172,7 +173,6 @@ class Cache:
     """The caches of all layers, the number of tokens held in each row, and what is known of the source.
 
     windows: of each layer, None where it has none. A layer's cache is rolling where its window is less than `capacity`.
-
 
     `lengths_B` counts real tokens. Right-padded slots of a ragged prompt are overwritten by the next tokens; until then
     no real query can see them, since they lie in its future.
@@ -229,16 +229,15 @@ class Cache:
 
     def advance(self, count: int, lengths_B: Tensor | None) -> None:
         """Note that `count` tokens were written, of which only the first `lengths_B` of each row are real."""
-        before_B = self.lengths_B
-        if lengths_B is None:
-            self.lengths_B = self.lengths_B + count
-            self.longest += count
-        else:
-            self.lengths_B = self.lengths_B + lengths_B
-            self._measure()
+        after_B = self.lengths_B + (count if lengths_B is None else lengths_B)
         for layer in self.layers:
             if isinstance(layer, RollingCache):
-                layer.settle(before_B, self.lengths_B, self.longest)
+                layer.settle(self.lengths_B, after_B, self.longest + count)
+        self.lengths_B = after_B
+        if lengths_B is None:
+            self.longest += count
+        else:
+            self._measure()
 
     def select(self, rows: Sequence[int], rows_per_source: int = 1) -> None:
         """Row n becomes what row rows[n] was: rows may move, be repeated and be left out.

@@ -200,7 +200,8 @@ def test_a_source_has_no_distance() -> None:
     net = network("encoder-decoder")
     received: list[Any] = []
     for kind in ("self", "cross"):
-        net.decoder.blocks[0].attention(kind).kernel.register_forward_pre_hook(lambda _, args: received.append(args[4].bias))
+        kernel = net.decoder.blocks[0].attention(kind).kernel
+        kernel.register_forward_pre_hook(lambda _, args: received.append(args[4].bias))
     net(ids_of(2, 9), source=ids_of(2, 7, seed=1))
     assert received[0] is not None
     assert received[1] is None

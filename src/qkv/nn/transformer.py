@@ -21,7 +21,7 @@ from qkv.nn.block import Stack
 from qkv.nn.build import Dims, build
 from qkv.nn.cache import Cache
 from qkv.nn.embedding import Embedding
-from qkv.nn.experts import balance, record_routing
+from qkv.nn.experts import balance, record_routing, routers_of
 from qkv.nn.head import Head, last_real
 from qkv.nn.init import initialise
 from qkv.nn.mask import Documents, Padding, Rule
@@ -85,6 +85,7 @@ class Transformer(nn.Module):
         # weights are drawn once, by `init`: the modules' own defaults would be drawn only to be thrown away
         with torch.device("meta"):
             self._build(stacks)
+        self._routes = bool(routers_of(self))  # looked for once: walking the tree would cost a small model's step
         self._tie()
         if torch.device(device or torch.get_default_device()).type != "meta":
             self.to_empty(device=device or torch.get_default_device())
@@ -197,7 +198,7 @@ class Transformer(nn.Module):
             labels=labels,
             logits=logits,
         )
-        if labels is not None and self.training:
+        if labels is not None and self.training and self._routes:
             record_routing(self)
         if self.decoder is None:
             h_BTM = self._encode(ids, lengths, positions, documents, segments)
@@ -209,7 +210,8 @@ class Transformer(nn.Module):
             h_BTM = last_real(h_BTM, lengths)
         if labels is not None:
             output = self.loss(h_BTM, labels, lengths)
-            output.aux.update(self._further_losses(lengths, source_lengths))
+            if self._routes:
+                output.aux.update(self._further_losses(lengths, source_lengths))
             return output
         return self.head(h_BTM, lengths)
 

@@ -10,10 +10,8 @@ from qkv.checkpoint.families import Family, vit
 from qkv.checkpoint.families.gpt2 import ACTIVATIONS
 from qkv.checkpoint.mapping import Reshaped, Rows, Rule
 from qkv.checkpoint.published import Published, called, expect
-from qkv.config.attention import StandardAttentionConfig
 from qkv.config.feed_forward import DenseFeedForwardConfig
 from qkv.config.model import ModelConfig
-from qkv.config.parts import LayerNormConfig, PatchInputConfig
 from qkv.config.residuals import LayerScaleConfig
 
 
@@ -56,23 +54,12 @@ def swiglu_width(d_ff: int) -> int:
 
 
 def write(config: ModelConfig) -> dict[str, Any]:
-    norm = expect(config.norm, LayerNormConfig, "model.norm.kind")
-    images = expect(config.input, PatchInputConfig, "model.input.kind")
-    attention = expect(config.attention, StandardAttentionConfig, "model.attention.kind")
     feed_forward = expect(config.feed_forward, DenseFeedForwardConfig, "model.feed_forward.kind")
     residual = expect(config.residual, LayerScaleConfig, "model.residual.kind")
     gated = feed_forward.kind == "swiglu"
     assert feed_forward.d_ff is not None
     return {
-        "hidden_size": config.d_model,
-        "num_hidden_layers": config.num_layers,
-        "hidden_dropout_prob": config.dropout,
-        "image_size": images.image_size if isinstance(images.image_size, int) else list(images.image_size),
-        "patch_size": images.patch_size,
-        "num_channels": images.channels,
-        "layer_norm_eps": norm.eps,
-        "num_attention_heads": attention.num_heads,
-        "attention_probs_dropout_prob": attention.dropout,
+        **vit.write_encoder(config),
         "hidden_act": "gelu" if gated else called(ACTIVATIONS, feed_forward.kind),
         "use_swiglu_ffn": gated,
         "mlp_ratio": max(round(feed_forward.d_ff * (1.5 if gated else 1) / config.d_model), 1),

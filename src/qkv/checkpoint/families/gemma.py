@@ -7,11 +7,18 @@ from __future__ import annotations
 from typing import Any
 
 from qkv.checkpoint.families import Family
-from qkv.checkpoint.families.llama import ACTIVATIONS, IGNORED, RULES, attention_of, feed_forward_of, read_tying
+from qkv.checkpoint.families.llama import (
+    ACTIVATIONS,
+    IGNORED,
+    RULES,
+    attention_of,
+    feed_forward_of,
+    read_tying,
+    write_trunk,
+)
 from qkv.checkpoint.families.rope import read_rope, write_rope
-from qkv.checkpoint.published import Published, called, expect
+from qkv.checkpoint.published import Published, called
 from qkv.config.model import ModelConfig
-from qkv.config.parts import RMSNormConfig
 
 GELU_MEANS_TANH = {"gelu_pytorch_tanh": "geglu_tanh", **ACTIVATIONS, "gelu": "geglu_tanh"}
 """`hidden_act`: the first files say gelu, and were trained with its approximation."""
@@ -76,18 +83,9 @@ def write(config: ModelConfig) -> dict[str, Any]:
 
 def write_gemma(config: ModelConfig) -> dict[str, Any]:
     """The inverse of `read_gemma`."""
-    attention = attention_of(config)
     return {
-        "vocab_size": config.vocab_size,
-        "hidden_size": config.d_model,
-        "num_hidden_layers": config.num_layers,
-        "tie_word_embeddings": config.tie_embeddings == "head",
-        "rms_norm_eps": expect(config.norm, RMSNormConfig, "model.norm.kind").eps,
-        "num_attention_heads": attention.num_heads,
-        "num_key_value_heads": attention.num_kv_heads,
-        "head_dim": attention.head_dim,
-        "attention_bias": attention.bias is True,
-        "attention_dropout": attention.dropout,
+        **write_trunk(config),
+        "attention_bias": attention_of(config).bias is True,
         "intermediate_size": feed_forward_of(config).d_ff,
     }
 

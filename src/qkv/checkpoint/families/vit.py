@@ -66,10 +66,20 @@ def read_head(published: Published, head: str) -> dict[str, Any]:
 
 
 def write(config: ModelConfig) -> dict[str, Any]:
+    feed_forward = expect(config.feed_forward, DenseFeedForwardConfig, "model.feed_forward.kind")
+    return {
+        **write_encoder(config),
+        "hidden_act": called(ACTIVATIONS, feed_forward.kind),
+        "intermediate_size": feed_forward.d_ff,
+        **bert.write_classes(config.head),
+    }
+
+
+def write_encoder(config: ModelConfig) -> dict[str, Any]:
+    """What all encoders of images say, besides the feed-forward."""
     norm = expect(config.norm, LayerNormConfig, "model.norm.kind")
     images = expect(config.input, PatchInputConfig, "model.input.kind")
     attention = expect(config.attention, StandardAttentionConfig, "model.attention.kind")
-    feed_forward = expect(config.feed_forward, DenseFeedForwardConfig, "model.feed_forward.kind")
     return {
         "hidden_size": config.d_model,
         "num_hidden_layers": config.num_layers,
@@ -80,9 +90,6 @@ def write(config: ModelConfig) -> dict[str, Any]:
         "layer_norm_eps": norm.eps,
         "num_attention_heads": attention.num_heads,
         "attention_probs_dropout_prob": attention.dropout,
-        "hidden_act": called(ACTIVATIONS, feed_forward.kind),
-        "intermediate_size": feed_forward.d_ff,
-        **bert.write_classes(config.head),
     }
 
 

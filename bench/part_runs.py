@@ -1,12 +1,17 @@
-"""300 steps on the demo's text with every residual stream and every position kind, otherwise the same model.
+"""300 steps on the demo's text with one part exchanged for another, otherwise the same model.
 
-    python bench/residual_runs.py [--json residual_runs.json] [--seeds 3] [--steps 300] [--only NAME ...]
+    python bench/part_runs.py [--json part_runs.json] [--seeds 3] [--steps 300] [--only NAME ...]
 
-The text is that of `qkv demo`: Python's own documentation and standard library, validation on files held out of it. The
-model is a decoder of 4 layers, d_model 128, context 128; BPE with 2,048 entries; 1,024 target tokens per step; AdamW
-with peak learning rate 2e-3 after a tenth of the steps. All have 1.38 million parameters within 1.2 %: what most kinds
-bring along is small, and with mHC, which brings 7 %, the feed-forward is that much narrower. Nothing is tuned for any
-of them.
+The text is that of `qkv demo`: Python's own documentation and standard library, validation on files held out of it;
+1,024 target tokens per step; AdamW, its peak learning rate after a tenth of the steps. Nothing is tuned for any part.
+
+residual, position: every residual stream and every position kind in a decoder of 4 layers, d_model 128, context 128;
+BPE with 2,048 entries; peak learning rate 2e-3. All have 1.38 million parameters within 1.2 %: what most kinds bring
+along is small, and with mHC, which brings 7 %, the feed-forward is that much narrower.
+
+experts, attention: the presets moe-tiny and mla-tiny (6 layers, d_model 384, context 256, BPE with 4,096 entries; peak
+learning rate 1e-3) beside llama-tiny, with as many active parameters: a dense feed-forward as wide as the two experts
+that a token goes to; as many heads of keys and values as of queries, and a wider feed-forward.
 
 Every run is a process of its own, so that its peak of resident memory is its own; seconds are those of the 300 steps.
 A seed is run for every variant before the next seed, so that a slow quarter of an hour hits all variants. Each result
@@ -27,17 +32,18 @@ import time
 from pathlib import Path
 from typing import Any
 
-MODEL = (
+Variants = dict[str, tuple[str, ...]]
+
+SMALL = (
+    "gpt-small-code",
     "model.d_model=128",
     "model.max_seq_len=128",
     "model.attention.num_heads=4",
     "model.feed_forward.d_ff=384",
-    "train.batch_tokens=1024",
     "train.optimizer={kind: adamw, lr: 2e-3}",
 )
-"""What is said over the demo's preset, gpt-small-code."""
-
-RESIDUALS: dict[str, tuple[str, ...]] = {
+ADAMW = "train.optimizer={kind: adamw, lr: 1e-3}"
+RESIDUALS: Variants = {
     "plain": (),
     "plain, value residual": ("model.attention.value_residual=learned",),
     "rezero": ("model.residual.kind=rezero",),
@@ -54,7 +60,7 @@ RESIDUALS: dict[str, tuple[str, ...]] = {
     "attention-residuals, full": ("model.residual.kind=attention-residuals",),
     "attention-residuals, block": ("model.residual={kind: attention-residuals, block_size: 2}",),
 }
-POSITIONS: dict[str, tuple[str, ...]] = {
+POSITIONS: Variants = {
     "rope": (),
     "none": ("model.position.kind=none",),
     "sinusoidal": ("model.position.kind=sinusoidal",),
@@ -64,7 +70,27 @@ POSITIONS: dict[str, tuple[str, ...]] = {
     "relative": ("model.position.kind=relative",),
     "alibi": ("model.position.kind=alibi",),
 }
-TABLES = {"residual": RESIDUALS, "position": POSITIONS}
+EXPERTS: Variants = {
+    "dense (llama-tiny)": ("llama-tiny", ADAMW),
+    "8 experts, 2 of them active (moe-tiny)": ("moe-tiny", ADAMW),
+}
+ATTENTION: Variants = {
+    "multi-head": ("llama-tiny", ADAMW, "model.attention.num_kv_heads=6", "model.feed_forward.d_ff=1035"),
+    "latent (mla-tiny)": ("mla-tiny", ADAMW),
+}
+
+
+def over(base: tuple[str, ...], variants: Variants) -> Variants:
+    return {name: (*base, *overrides) for name, overrides in variants.items()}
+
+
+TABLES = {
+    "residual": over(SMALL, RESIDUALS),
+    "position": over(SMALL, POSITIONS),
+    "experts": EXPERTS,
+    "attention": ATTENTION,
+}
+"""Table -> variant -> its preset and what is said over it. Times are compared with the first variant's."""
 SAME = ("position", "rope"), ("residual", "plain")
 """The preset itself is a row of both tables, and one run."""
 
@@ -72,10 +98,10 @@ Results = dict[str, dict[str, Any]]
 
 
 def overrides_of(table: str, name: str, steps: int, seed: int) -> list[str]:
-    """The whole command line of a run."""
+    """The preset of a run, and all that is said over it."""
     return [
-        *MODEL,
         *TABLES[table][name],
+        "train.batch_tokens=1024",
         f"train.steps={steps}",
         f"train.schedule={{kind: cosine, warmup: {steps // 10}}}",
         f"train.seed={seed}",
@@ -91,7 +117,7 @@ def key_of(table: str, name: str, seed: int) -> str:
 # --- the fresh process ------------------------------------------------------------------------------------------------
 
 
-def work(overrides: list[str]) -> dict[str, Any]:
+def work(preset: str, *overrides: str) -> dict[str, Any]:
     """Train once. Validation loss in nats per token, seconds, peak memory in MiB, parameters; whether it diverged."""
     from qkv.config.errors import QkvError
     from qkv.config.paths import cache_folder
@@ -102,7 +128,7 @@ def work(overrides: list[str]) -> dict[str, Any]:
 
     text = python_text(cache_folder() / "demo")
     files = (f"data.train=[{text.train}]", f"data.validation=[{text.held_out}]")
-    config = Config.load("gpt-small-code", *files, *overrides)
+    config = Config.load(preset, *files, *overrides)
     trainer = new_trainer(config, tokenizer_for(config, cache_folder()), None, None)
     result: dict[str, Any] = {"parameters": sum(p.numel() for p in trainer.network.parameters()), "diverged": None}
     started = time.perf_counter()
@@ -152,9 +178,10 @@ def _line(result: dict[str, Any]) -> str:
 
 
 def report(results: Results, seeds: int) -> None:
-    """One markdown table per axis. Time is relative to the preset's run with the same seed."""
+    """One markdown table per axis. Time is relative to the first variant's run with the same seed."""
     for table, variants in TABLES.items():
-        print(f"| {table} | loss, mean | spread | seconds | time / {SAME[1][1]} | MiB | parameters |")
+        first = next(iter(variants))
+        print(f"| {table} | loss, mean | spread | seconds | time / first | MiB | parameters |")
         print("|---|---|---|---|---|---|---|")
         for name in variants:
             rows = [(seed, results[key]) for seed in range(seeds) if (key := key_of(table, name, seed)) in results]
@@ -166,8 +193,8 @@ def report(results: Results, seeds: int) -> None:
                 print(f"| {name} | not run | | | | | |")
                 continue
             losses, seconds = [row["loss"] for row in done], [row["seconds"] for row in done]
-            plain = {seed: results.get(key_of(*SAME[1], seed)) for seed, _ in rows}
-            ratios = [row["seconds"] / base["seconds"] for seed, row in rows if (base := plain[seed])]
+            firsts = {seed: results.get(key_of(table, first, seed)) for seed, _ in rows}
+            ratios = [row["seconds"] / base["seconds"] for seed, row in rows if (base := firsts[seed])]
             ratio = f"{statistics.median(ratios):.2f}" if ratios else ""
             print(
                 f"| {name} | {statistics.mean(losses):.3f} | {min(losses):.3f} to {max(losses):.3f} "
@@ -179,14 +206,14 @@ def report(results: Results, seeds: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, default=Path("residual_runs.json"), help="every figure; resumed from")
+    parser.add_argument("--json", type=Path, default=Path("part_runs.json"), help="every figure; resumed from")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--only", nargs="*", default=[], help="parts of names, such as `residual: mhc`")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
-        print(json.dumps(work(json.loads(options.worker))))
+        print(json.dumps(work(*json.loads(options.worker))))
         return
     results: Results = json.loads(options.json.read_text(encoding="utf-8")) if options.json.is_file() else {}
     run_all(results, options.json, options.only, options.seeds, options.steps)

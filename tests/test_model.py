@@ -353,7 +353,7 @@ def test_the_length_penalty_reaches_the_search(monkeypatch: pytest.MonkeyPatch) 
         seen.append(beams)
         return beam_search(network, prompts, beams, **options)
 
-    monkeypatch.setattr("qkv.model.beam_search", watched)
+    monkeypatch.setattr("qkv.generate.write.beam_search", watched)
     model().generate("a", beam_size=3, length_penalty=1.5, length_penalty_kind="power", max_new_tokens=1)
     model().generate("a", beam_size=2, max_new_tokens=1)
     assert seen == [Beams(3, 1, 1.5, "power"), Beams(2, 1, 0.6, "gnmt")]

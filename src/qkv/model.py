@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import os
-import secrets
-import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import tee
-from numbers import Integral
 from pathlib import Path
-from typing import Any, Literal, TypedDict, Unpack
+from typing import Any, Literal, Unpack
 
 import numpy as np
 import torch
@@ -21,111 +18,42 @@ from qkv.checkpoint.load import load_model
 from qkv.checkpoint.save_hf import save_hf
 from qkv.checkpoint.store import Pooling, save_checkpoint
 from qkv.config.errors import QkvError, UsageError
+from qkv.config.parts import EmbeddingHeadConfig, LogMelInputConfig, PatchInputConfig
 from qkv.config.run import Config
 from qkv.data.audio import SAMPLE_RATE
 from qkv.generate.arguments import check_count, check_flag, check_names
-from qkv.generate.beam import Beams, beam_search, check_beside_beams
+from qkv.generate.beam import Beams
 from qkv.generate.caption import Caption, check_captions
 from qkv.generate.chat import MAX_NEW_TOKENS, chat_ids
 from qkv.generate.classify import class_labels, classify, classify_features
-from qkv.generate.decode import Decoding, check_ids, check_prompts, pad
-from qkv.generate.embed import PoolingKind, check_embeds, embed
+from qkv.generate.embed import PoolingKind, check_embeds, embed, embed_images
 from qkv.generate.masked import Candidate, fill_mask
 from qkv.generate.media import features_of, is_one_file
-from qkv.generate.prompts import Prompt, begin_of, end_of, is_one, listed, prompt_ids, whole_ids
-from qkv.generate.sampling import MAX_SEED, Sampling
+from qkv.generate.options import ChatOptions, Options, SpeechOptions, TranslationOptions
+from qkv.generate.prompts import Prompt, end_of, is_one, listed
+from qkv.generate.reader import WRITERS, Reader
 from qkv.generate.scoring import Score, prompt_logprobs, score
-from qkv.generate.stopping import StopStrings
-from qkv.generate.suppression import Suppression
-from qkv.generate.text import Generation, TextStream, Writing, text_of
+from qkv.generate.text import Generation, TextStream
 from qkv.generate.transcribe import (
     Segment,
     Transcription,
     TranscriptPrompt,
     check_transcribes,
+    log_mel_of,
+    one_window,
     samples_of,
     transcribe,
     transcript_prompt,
 )
 from qkv.generate.translate import Translation, check_translates, translate, written
-from qkv.inspect.attention import Alignment, alignment, attention_of_text
+from qkv.generate.write import search, write
+from qkv.inspect.attention import Alignment, Kind, StackAttention, StackName, alignment, attention_of
 from qkv.nn.device import choose_device, choose_dtype
 from qkv.nn.quantized import QuantizedLinear
 from qkv.nn.resize import for_image_size
 from qkv.nn.transformer import Transformer
-from qkv.tokenizer.chat import ChatTemplate, Message
+from qkv.tokenizer.chat import Message
 from qkv.tokenizer.tokenizer import Tokenizer
-
-_WRITES = {"log-mel": "transcribe", "patches": "caption"}
-"""What writes down what the encoder reads, where that is a file of another kind."""
-
-
-class Options(TypedDict, total=False):
-    """How to generate; what is left out has the default given here.
-
-    max_new_tokens: at most so many (128); the context ends a text earlier. temperature (1.0), top_k (0), top_p (1.0),
-    min_p (0.0), repetition_penalty (1.0), frequency_penalty (0.0), presence_penalty (0.0): see
-    `qkv.generate.Sampling`. stop: a string or several, before which the text ends. seed: one, or one per prompt; by
-    default fresh. use_cache (True): False reads the whole text again for every token, with the same result.
-    logprobs (0): so many alternatives per token, with log-probabilities. parse_special (False): special tokens spelled
-    in the prompt are meant.
-    """
-
-    max_new_tokens: int
-    temperature: float
-    top_k: int
-    top_p: float
-    min_p: float
-    repetition_penalty: float
-    frequency_penalty: float
-    presence_penalty: float
-    stop: str | Sequence[str]
-    seed: int | Sequence[int] | None
-    use_cache: bool
-    logprobs: int
-    parse_special: bool
-
-
-class ChatOptions(Options, total=False):
-    """How to answer: `Options`, but for `parse_special`; max_new_tokens is 512 where it is left out.
-
-    template: a `ChatTemplate` in place of the tokenizer's own. variables: what it reads beside the messages, such as
-    {"tools": [...]} or {"enable_thinking": False}.
-    """
-
-    template: ChatTemplate | None
-    variables: Mapping[str, Any] | None
-
-
-class TranslationOptions(TypedDict, total=False):
-    """How to translate; what is left out has the default given here.
-
-    beam_size (4), n_best (1), length_penalty (0.6), length_penalty_kind ("gnmt"): see `qkv.generate.Beams`. batch_size
-    (32): so many sources are decoded at once. max_new_tokens: by default twice the source's tokens and 16 more; the
-    context may end a text earlier.
-    """
-
-    beam_size: int
-    n_best: int
-    length_penalty: float
-    length_penalty_kind: Literal["gnmt", "power"]
-    batch_size: int
-    max_new_tokens: int | None
-
-
-class SpeechOptions(TypedDict, total=False):
-    """How to transcribe; what is left out has the default given here.
-
-    language: its code, such as "en" (None: the likeliest for the first window), and task: "transcribe", or "translate"
-    into English, for models that know several. beam_size: 1. batch_size (4): so many windows are decoded at once.
-    max_new_tokens: of a window (None: half of what the decoder can hold).
-    """
-
-    language: str | None
-    task: Literal["transcribe", "translate"]
-    beam_size: int
-    batch_size: int
-    max_new_tokens: int | None
 
 
 class Model:
@@ -195,6 +123,16 @@ class Model:
         """That of the sources, where it is another one."""
         return None if self.source_tokenizer is self.tokenizer else self.source_tokenizer
 
+    @property
+    def reader(self) -> Reader:
+        """What turns what people give into what the network reads."""
+        return Reader(self.network, self.tokenizer, self.source_tokenizer, self.config.generation)
+
+    @property
+    def eos_ids(self) -> list[int]:
+        """Any of them ends a text."""
+        return self.reader.eos_ids
+
     # --- generating ---------------------------------------------------------------------------------------------------
 
     def generate(
@@ -228,9 +166,9 @@ class Model:
         single = not features and is_one(prompt)
         prompts = [prompt] if single else prompt
         if beams.beam_size > 1:
-            found = self._search(prompts, beams, num_samples=num_samples, **options)
+            found = search(self.reader, prompts, beams, num_samples=num_samples, **options)
             return found[0] if single else found
-        writing, rows = self._write(prompts, num_samples, **options)
+        writing, rows = write(self.reader, prompts, num_samples, **options)
         for _ in writing:
             pass
         results: list[Any] = writing.generations
@@ -250,7 +188,7 @@ class Model:
         prompt = listed(prompt)
         if not is_one(prompt):
             raise UsageError("one prompt is streamed at a time", hint="generate, or one stream per prompt")
-        return TextStream(self._write([prompt], 1, **options)[0])
+        return TextStream(write(self.reader, [prompt], **options)[0])
 
     def chat(self, messages: Sequence[Message], **options: Unpack[ChatOptions]) -> Generation:
         """The answer to a conversation, [{"role": "user", "content": "..."}, ...]: a `Generation`.
@@ -273,87 +211,7 @@ class Model:
         assert self.tokenizer is not None
         end = self.tokenizer.end_of_turn(template)
         given: Any = {"max_new_tokens": MAX_NEW_TOKENS, **options}
-        return TextStream(self._write([ids], 1, ends=[] if end is None else [end], **given)[0])
-
-    def _write(
-        self,
-        prompts: Sequence[Prompt] | Tensor,
-        num_samples: int,
-        *,
-        ends: Sequence[int] = (),
-        max_new_tokens: int = 128,
-        stop: str | Sequence[str] = (),
-        seed: int | Sequence[int] | None = None,
-        use_cache: bool = True,
-        logprobs: int = 0,
-        parse_special: bool = False,
-        **sampling: Any,
-    ) -> tuple[Writing, list[list[int]]]:
-        """What is about to be written, and the ids that each row starts from."""
-        chosen = Sampling(**sampling)
-        check_flag("use_cache", use_cache)
-        StopStrings(stop)
-        if stop and self.tokenizer is None:
-            raise UsageError("the model has no tokenizer, so it cannot look for stop strings")
-        seeds = [(first + n) & MAX_SEED for first in _seeds(seed, len(prompts)) for n in range(num_samples)]
-        rows, source, lengths_B, prompt_tokens = self._read_prompts(prompts, parse_special)
-        if source is not None:
-            source = source.repeat_interleave(num_samples, 0)
-            lengths_B = None if lengths_B is None else lengths_B.repeat_interleave(num_samples, 0)
-        rows = [row for row in rows for _ in range(num_samples)]
-        decoding = Decoding(
-            self.network,
-            rows,
-            sampling=chosen,
-            seeds=seeds,
-            max_new_tokens=max_new_tokens,
-            eos_ids=[*self.eos_ids, *ends],
-            use_cache=use_cache,
-            logprobs=logprobs,
-            source=source,
-            source_lengths=lengths_B,
-            vocab_size=self._vocab_size,
-            suppress=self._suppression,
-        )
-        counts = [count for count in prompt_tokens for _ in range(num_samples)]
-        return Writing(decoding, self.tokenizer, stop, counts), rows
-
-    def _search(
-        self,
-        prompts: Sequence[Prompt] | Tensor,
-        beams: Beams,
-        *,
-        max_new_tokens: int = 128,
-        seed: int | Sequence[int] | None = None,
-        use_cache: bool = True,
-        parse_special: bool = False,
-        **others: Any,
-    ) -> list[Generation]:
-        """The best hypothesis for each prompt."""
-        started = time.perf_counter()
-        check_beside_beams(others)
-        check_flag("use_cache", use_cache)
-        _seeds(seed, len(prompts))  # of no use here, but what is no seed is refused
-        rows, source, lengths_B, prompt_tokens = self._read_prompts(prompts, parse_special)
-        found = beam_search(
-            self.network,
-            rows,
-            beams,
-            max_new_tokens=max_new_tokens,
-            eos_ids=self.eos_ids,
-            use_cache=use_cache,
-            source=source,
-            source_lengths=lengths_B,
-            vocab_size=self._vocab_size,
-            suppress=self._suppression,
-        )
-        seconds = time.perf_counter() - started
-        generations = []
-        for (best, *_), count in zip(found, prompt_tokens, strict=True):
-            ids, length = best.token_ids, len(best.token_ids)
-            text = text_of(ids, self.tokenizer, self.eos_ids)
-            generations.append(Generation(text, ids, count, length, best.finish_reason, seconds, length / seconds))
-        return generations
+        return TextStream(write(self.reader, [ids], ends=[] if end is None else [end], **given)[0])
 
     def translate(self, text: Any, **options: Unpack[TranslationOptions]) -> Any:
         """What an encoder-decoder makes of the source `text`: a `Translation`.
@@ -366,10 +224,11 @@ class Model:
         """
         check_translates(self.network)
         if isinstance(text, Tensor) and text.is_floating_point():
-            return list(self._translate(self._read_sources(text)[0], options))
+            return list(self._translate(self.reader.sources(text)[0], options))
         text = listed(text)
         texts = [text] if is_one(text) else text
-        sources = [self._source_line(one, f"source {number}") for number, one in enumerate(texts)]
+        reader = self.reader
+        sources = [reader.source_line(one, f"source {number}") for number, one in enumerate(texts)]
         found = list(self._translate(sources, options))
         return found[0] if is_one(text) else found
 
@@ -381,12 +240,13 @@ class Model:
         check_translates(self.network)
         if isinstance(lines, str):
             raise UsageError("one text is no stream of lines", hint="translate, or a list of texts")
+        reader = self.reader
         wrong: list[QkvError] = []
 
         def sources() -> Iterator[list[int]]:
             try:
                 for number, line in enumerate(lines, 1):
-                    yield self._source_line(line, f"line {number}")
+                    yield reader.source_line(line, f"line {number}")
             except QkvError as error:
                 wrong.append(QkvError(error.what, where=error.where, hint=error.hint))
 
@@ -435,152 +295,27 @@ class Model:
         check_names(options, SpeechOptions.__annotations__)
         check_transcribes(self.network)
         given: dict[str, Any] = {name: value for name, value in options.items() if name in ("language", "task")}
-        return transcript_prompt(
-            self.network, self.tokenizer, self._start(), wave_N, suppress=self._suppression, **given
-        )
+        start_ids, suppress = self.reader.start_ids, self.reader.suppression
+        return transcript_prompt(self.network, self.tokenizer, start_ids, wave_N, suppress=suppress, **given)
 
     def _transcribe(self, wave_N: Tensor, prompt: TranscriptPrompt, options: SpeechOptions) -> Iterator[Segment]:
         given: dict[str, Any] = {name: value for name, value in options.items() if name not in ("language", "task")}
         return transcribe(self.network, self.tokenizer, wave_N, prompt, eos_ids=self.eos_ids, **given)
 
-    def align(
-        self,
-        text: str,
-        translation: Translation | str | None = None,
-        *,
-        layer: int | Literal["last", "mean"] = "last",
-        head: int | None = None,
-    ) -> Alignment:
-        """Where in the source `text` the model looked for each token of a translation (None: its own best one).
-
-        layer: counted from 0, the "last", or the "mean" of all; head None is the mean over the heads. Attention weights
-        are not causes. Raises UsageError for what is not there, and for a model that does not translate.
-        """
-        check_translates(self.network)
-        if translation is None:
-            translation = self.translate(text)
-        target = translation.token_ids if isinstance(translation, Translation) else translation
-        source_tokenizer = self.source_tokenizer
-        found = attention_of_text(
-            self.network,
-            self.tokenizer,
-            text,
-            target=target,
-            source_tokenizer=source_tokenizer,
-            start_ids=self._start(),
-            kind="cross",
-        )
-        return Alignment(found.rows, found.columns, alignment(found.layers, layer=layer, head=head).numpy())
-
     def _translate(self, sources: Iterable[Any], options: TranslationOptions) -> Iterator[Translation]:
         check_names(options, TranslationOptions.__annotations__)
-        kept, read = tee(sources)
+        reader, (kept, read) = self.reader, tee(sources)
         found = translate(
             self.network,
             read,
-            start_ids=self._start(),
-            eos_ids=self.eos_ids,
-            vocab_size=self._vocab_size,
-            suppress=self._suppression,
+            start_ids=reader.start_ids,
+            eos_ids=reader.eos_ids,
+            vocab_size=reader.vocab_size,
+            suppress=reader.suppression,
             **options,
         )
-        return (
-            written(best, self.tokenizer, len(source), self.eos_ids) for source, best in zip(kept, found, strict=True)
-        )
-
-    @property
-    def _vocab_size(self) -> int | None:
-        """Ids from there on only pad the embedding."""
-        return None if self.tokenizer is None else self.tokenizer.vocab_size
-
-    @property
-    def eos_ids(self) -> list[int]:
-        """Any of them ends a text."""
-        eos_ids = self.config.generation.eos_ids
-        return end_of(self.tokenizer) if eos_ids is None else list(eos_ids)
-
-    @property
-    def _suppression(self) -> Suppression:
-        generation = self.config.generation
-        return Suppression(generation.suppress_ids, generation.begin_suppress_ids)
-
-    def _read_prompts(
-        self, prompts: Sequence[Prompt] | Tensor, parse_special: bool
-    ) -> tuple[list[list[int]], Tensor | None, Tensor | None, list[int]]:
-        """What the decoder starts from, the source and its lengths (`_read_sources`), and the counts to be told."""
-        check_prompts(self.network, [])
-        check_flag("parse_special", parse_special)
-        if self.network.encoder is not None:
-            source, lengths_B, counts = self._read_sources(prompts, parse_special)
-            return [self._start()] * len(counts), source, lengths_B, counts
-        if isinstance(prompts, Tensor):
-            raise UsageError(
-                f"a tensor of {prompts.dtype} is no prompt: ids are whole numbers, and features are for an "
-                "encoder-decoder"
-            )
-        rows = [
-            prompt_ids(self.tokenizer, prompt, parse_special=parse_special, where=f"prompt {number}")
-            for number, prompt in enumerate(prompts)
-        ]
-        return rows, None, None, [len(row) for row in rows]
-
-    def _start(self) -> list[int]:
-        """What the decoder of an encoder-decoder starts from."""
-        if self.config.generation.start_ids is not None:
-            return list(self.config.generation.start_ids)
-        start = begin_of(self.tokenizer)
-        if not start:
-            raise UsageError(
-                "the decoder starts from BOS, and the model's tokenizer has none",
-                hint="generation.start_ids in the model's configuration",
-            )
-        return start
-
-    def _read_sources(
-        self, sources: Sequence[Prompt] | Tensor, parse_special: bool = False
-    ) -> tuple[Tensor, Tensor | None, list[int]]:
-        """What the encoder reads, lengths [B] (None: all whole), and how many vectors become of each."""
-        parameter = next(self.network.parameters())
-        assert self.network.encoder is not None
-        reads = self.network.encoder.config.input
-        if isinstance(sources, Tensor):
-            if reads.reads_ids or sources.dim() != len(reads.axes):
-                wanted = "ids" if reads.reads_ids else reads.expects
-                raise UsageError(f"the encoder reads {wanted}, not a tensor {list(sources.shape)} of {sources.dtype}")
-            counts = [reads.length(sources.shape[1])] * len(sources)
-            return sources.to(parameter.device, parameter.dtype), None, counts
-        rows = [
-            self._source_ids(source, f"source {number}", parse_special=parse_special)
-            for number, source in enumerate(sources)
-        ]
-        for number, row in enumerate(rows):
-            if not row:
-                raise UsageError(f"source {number} is empty: there is nothing to read")
-        ids_BS, lengths_B = pad(rows, parameter.device)
-        return ids_BS, lengths_B, [len(row) for row in rows]
-
-    def _source_line(self, text: Prompt, where: str) -> list[int]:
-        """The ids of a source to be translated, none of a blank text."""
-        return [] if isinstance(text, str) and not text.strip() else self._source_ids(text, where)
-
-    def _source_ids(self, source: Prompt, where: str, *, parse_special: bool = False) -> list[int]:
-        """The ids of a source that the encoder can read; `where` names it in errors."""
-        assert self.network.encoder is not None
-        config = self.network.encoder.config
-        if not config.input.reads_ids:
-            features = f"a float tensor: {config.input.expects}"
-            raise UsageError(
-                f"the encoder reads {config.input.reads}, not texts or ids",
-                hint=f"{_WRITES[config.input.kind]}, or {features}" if config.input.kind in _WRITES else features,
-            )
-        ids = whole_ids(self.source_tokenizer, source, parse_special=parse_special, where=where)
-        if len(ids) > config.max_seq_len:
-            raise UsageError(
-                f"{where} has {len(ids)} tokens, which do not fit the encoder's context of {config.max_seq_len}",
-                hint="a shorter text, or a model with a larger max_seq_len",
-            )
-        check_ids(ids, config.vocab_size, where)
-        return ids
+        pairs = zip(kept, found, strict=True)
+        return (written(best, self.tokenizer, len(source), reader.eos_ids) for source, best in pairs)
 
     # --- judging ------------------------------------------------------------------------------------------------------
 
@@ -589,13 +324,11 @@ class Model:
 
         Of an encoder-decoder, `prompt` is the source.
         """
+        reader = self.reader
         if self.network.encoder is None or self.network.decoder is None:
-            return score(self.network, self.tokenizer, prompt, continuation, suppress=self._suppression)
-        source, _, _ = self._read_sources([prompt])
-        start_ids, suppress = self._start(), self._suppression
-        return score(
-            self.network, self.tokenizer, "", continuation, source=source, start_ids=start_ids, suppress=suppress
-        )
+            return score(self.network, self.tokenizer, prompt, continuation, suppress=reader.suppression)
+        given: dict[str, Any] = {"source": reader.sources([prompt])[0], "start_ids": reader.start_ids}
+        return score(self.network, self.tokenizer, "", continuation, suppress=reader.suppression, **given)
 
     def fill_mask(self, text: str | Sequence[str], *, top: int = 5) -> Any:
         """The `top` most likely tokens for a masked place, `[MASK]` or `<mask>`: a list of `Candidate`, best first.
@@ -625,13 +358,13 @@ class Model:
             check_count("top", top, least=1)
         batch_size = check_count("batch_size", batch_size, least=1)
         first = next(iter(self.network.config.stacks.values()))
-        if first.input.kind in _WRITES:
+        if first.input.kind in WRITERS:
             single = is_one_file(text, first)
             features = features_of([text] if single else text, first, self.config)
             ranked = classify_features(self.network, features, labels, top=top, batch_size=batch_size)
             return ranked[0] if single else ranked
         text = listed(text)
-        rows = self._whole_rows([text] if is_one(text) else text, self.tokenizer)
+        rows = self.reader.whole_rows([text] if is_one(text) else text, self.tokenizer)
         end_id = next(iter(end_of(self.tokenizer)), None)
         found = classify(self.network, rows, labels, end_id=end_id, top=top, batch_size=batch_size)
         return found[0] if is_one(text) else found
@@ -646,22 +379,30 @@ class Model:
     ) -> NDArray[np.float32]:
         """The vector of `text`, [d_model]: made of the encoder's hidden vectors, whatever head there is.
 
-        text: a text or a list of ids; a list of these gives vectors [N, d_model], computed `batch_size` at a time.
-        pooling: the "mean" or "max" of the tokens, the first ("cls") or the "last" one; None: what the model was made
-        with (sentence-transformers folders say), else the mean. normalise: to length 1; None: likewise, else not. A
-        text longer than the context, or than such a folder says, is cut. Of a decoder only the last token has read the
-        whole text, so there pooling="last" must be asked for.
+        text: a text or a list of ids, or of models that read images a file, or a float tensor [C, H, W]; a list of
+        these gives vectors [N, d_model], computed `batch_size` at a time. pooling: the "mean" or "max" of the tokens,
+        the first ("cls") or the "last" one; None: what the model was made with (sentence-transformers folders say, and
+        an embedding head gives vectors of its own width), else the mean. normalise: to length 1; None: likewise, else
+        not. A text longer than the context, or than such a folder says, is cut. Of a decoder only the last token has
+        read the whole text, so there pooling="last" must be asked for.
 
-        The vector of a text does not depend on the other texts. Raises UsageError for models that read no texts.
+        The vector of a text does not depend on the other texts. Raises UsageError for models that read neither.
         """
         made_with = self.pooling or Pooling("mean", normalise=False)
-        pooling = made_with.kind if pooling is None else pooling
+        if pooling is None and not isinstance(self.network.config.head, EmbeddingHeadConfig):
+            pooling = made_with.kind
         normalise = made_with.normalise if normalise is None else normalise
         check_flag("normalise", normalise)
         check_embeds(self.network, pooling)
         batch_size = check_count("batch_size", batch_size, least=1)
+        first = next(iter(self.network.config.stacks.values()))
+        if not first.input.reads_ids:
+            single = is_one_file(text, first)
+            images = features_of([text] if single else text, first, self.config)
+            vectors = embed_images(self.network, images, pooling, normalise=normalise, batch_size=batch_size)
+            return vectors[0] if single else vectors
         text = listed(text)
-        rows = self._whole_rows([text] if is_one(text) else text, self.source_tokenizer)
+        rows = self.reader.whole_rows([text] if is_one(text) else text, self.source_tokenizer)
         end_id = next(iter(end_of(self.source_tokenizer)), None)
         found = embed(
             self.network,
@@ -674,18 +415,68 @@ class Model:
         )
         return found[0] if is_one(text) else found
 
-    def _whole_rows(self, texts: Sequence[Prompt], tokenizer: Tokenizer | None) -> list[list[int]]:
-        """The ids of texts that are read to their end; a blank text is as an empty one."""
-        stack = self.network.encoder if self.network.encoder is not None else self.network.decoder
-        assert stack is not None
-        rows = []
-        for number, text in enumerate(texts):
-            blank = isinstance(text, str) and not text.strip()
-            rows.append(whole_ids(tokenizer, "" if blank else text, where=f"text {number}"))
-            if not rows[-1]:
-                raise UsageError(f"text {number} is empty: there is nothing to read")
-            check_ids(rows[-1], stack.config.vocab_size, f"text {number}")
-        return rows
+    # --- looking inside -----------------------------------------------------------------------------------------------
+
+    def align(
+        self,
+        text: Any,
+        translation: Any = None,
+        *,
+        layer: int | Literal["last", "mean"] = "last",
+        head: int | None = None,
+    ) -> Alignment:
+        """Where in the source `text` the model looked for each token of a translation (None: its own best one).
+
+        text, translation: as in `attention`. layer: counted from 0, the "last", or the "mean" of all; head None is the
+        mean over the heads. Attention weights are not causes. Raises UsageError for what is not there, and for a model
+        that does not translate.
+        """
+        check_translates(self.network)
+        found = self.attention(text, translation, kind="cross")
+        weights_TS = alignment(found.layers, layer=layer, head=head)
+        source = None if found.source is None else found.source.float().cpu().numpy()
+        return Alignment(found.rows, found.columns, weights_TS.numpy(), source, found.grid)
+
+    def attention(
+        self, text: Any, target: Any = None, *, stack: StackName | None = None, kind: Kind = "self"
+    ) -> StackAttention:
+        """The attention of one stack while the model reads `text`; see `qkv.inspect.attention.attention_of`.
+
+        text: a text or ids; an image as `caption` takes it; a recording as `transcribe` does, which fits one window.
+        target: what an encoder-decoder writes of it, a text, ids, or what `translate`, `caption` or `generate` gave
+        (None: its own best). Raises UsageError for what the model does not read or have.
+        """
+        reads = next(iter(self.network.config.stacks.values()))
+        writes = self.network.encoder is not None and self.network.decoder is not None and stack != "encoder"
+        source, start_ids = text, self.reader.start_ids if writes else None
+        target = getattr(target, "token_ids", target)
+        own = writes and target is None
+        if isinstance(reads.input, LogMelInputConfig):
+            wave_N = one_window(self.network, text)
+            source = log_mel_of(self.network, [wave_N])[0]
+            if writes:
+                prompt = self._transcript_prompt(wave_N, {})
+                start_ids = prompt.start_ids
+                if own:
+                    target = next(self._transcribe(wave_N, prompt, {})).token_ids
+        elif isinstance(reads.input, PatchInputConfig):
+            (source,) = features_of([text], reads, self.config)
+            if own:
+                target = self.caption(source).token_ids
+        elif own:
+            if not is_one(listed(text)):
+                raise UsageError("attention is looked at of one text at a time")
+            target = self.translate(text).token_ids
+        return attention_of(
+            self.network,
+            self.tokenizer,
+            source,
+            target=target,
+            source_tokenizer=self.source_tokenizer,
+            start_ids=start_ids,
+            stack=stack,
+            kind=kind,
+        )
 
 
 def load(
@@ -717,16 +508,3 @@ def load(
         network = for_image_size(network, image_size)
         config = config.model_copy(update={"model": network.config})
     return Model(network, loaded.tokenizer, config, loaded.source_tokenizer, loaded.pooling)
-
-
-def _seeds(seed: int | Sequence[int] | None, count: int) -> list[int]:
-    """One seed per prompt."""
-    if seed is None:
-        return [secrets.randbits(64) for _ in range(count)]
-    seeds = list(seed) if isinstance(seed, Sequence) and not isinstance(seed, str | bytes) else [seed] * count
-    if len(seeds) != count:
-        raise UsageError(f"there are {len(seeds)} seeds for {count} prompts", hint="one seed, or one per prompt")
-    for number in seeds:
-        if isinstance(number, bool) or not isinstance(number, Integral) or not 0 <= int(number) <= MAX_SEED:
-            raise UsageError(f"a seed is a whole number from 0 to 2^64 - 1, not {number!r}")
-    return [int(number) for number in seeds]

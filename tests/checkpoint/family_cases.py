@@ -52,7 +52,7 @@ def make(case: Case) -> PreTrainedModel:
         model.lm_head.weight = nn.Parameter(torch.empty_like(model.lm_head.weight))
     randomise(model)
     for name, buffer in model.named_buffers():
-        if name == "final_logits_bias":
+        if name.endswith(("final_logits_bias", "e_score_correction_bias")):
             buffer.normal_()
     return model.eval()
 

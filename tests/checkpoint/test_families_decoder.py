@@ -44,6 +44,23 @@ GEMMA = {
 }
 GEMMA2 = {key: value for key, value in GEMMA.items() if key != "sliding_window_pattern"}
 QWEN3_MOE = {**LLAMA, "num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 20}
+GPT_OSS = {**LLAMA, "head_dim": 8, "num_local_experts": 5, "num_experts_per_tok": 3, "sliding_window": 5}
+DEEPSEEK = {
+    **{key: value for key, value in LLAMA.items() if key != "num_key_value_heads"},
+    "num_key_value_heads": 4,
+    "moe_intermediate_size": 20,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "n_group": 4,
+    "topk_group": 2,
+    "q_lora_rank": 12,
+    "kv_lora_rank": 10,
+    "qk_nope_head_dim": 6,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 5,
+    "first_k_dense_replace": 1,
+    **NO_SPECIAL_IDS,
+}
 GPT2 = {"vocab_size": VOCAB, "n_embd": 32, "n_layer": 3, "n_head": 4, "n_positions": 40, **NO_SPECIAL_IDS}
 NEOX = {**{key: value for key, value in LLAMA.items() if key != "num_key_value_heads"}, "hidden_size": 64}
 VISION = {
@@ -185,6 +202,31 @@ CASES = {
     "qwen3-moe-some-layers": Case(
         "Qwen3MoeForCausalLM",
         {**QWEN3_MOE, "mlp_only_layers": [0], "use_sliding_window": True, "sliding_window": 5, "head_dim": 12},
+    ),
+    "gpt-oss": Case("GptOssForCausalLM", {**GPT_OSS, **rope("yarn", **RAMP, truncate=False)}),
+    "gpt-oss-bare": Case(
+        "GptOssModel",
+        {**GPT_OSS, "layer_types": ["full_attention"] * 3, "attention_bias": False, **rope("default")},
+    ),
+    "gpt-oss-tied": Case(
+        "GptOssForCausalLM", {**GPT_OSS, "tie_word_embeddings": True, "swiglu_limit": 0.5, **rope("default")}
+    ),
+    "deepseek-v3": Case("DeepseekV3ForCausalLM", DEEPSEEK),
+    "deepseek-v3-bare": Case(
+        "DeepseekV3Model", {**DEEPSEEK, "q_lora_rank": None, "rope_interleave": False, "n_shared_experts": 2}
+    ),
+    "deepseek-v3-yarn": Case(
+        "DeepseekV3ForCausalLM",
+        {
+            **DEEPSEEK,
+            "first_k_dense_replace": 0,
+            "norm_topk_prob": False,
+            "n_group": 1,
+            "topk_group": 1,
+            "tie_word_embeddings": True,
+            **rope("yarn", **RAMP, mscale=0.7, mscale_all_dim=1.3),
+            "max_position_embeddings": 4 * TRAINED,
+        },
     ),
     "smollm3": Case("SmolLM3ForCausalLM", {**LLAMA, "num_hidden_layers": 5}),
     "smollm3-untied": Case(
@@ -347,6 +389,42 @@ KEYS: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma2 27b": ("gemma2", {"query_pre_attn_scalar": 144, "head_dim": 128, "num_attention_heads": 32}),
     "mixtral defaults": ("mixtral", {**HEADS, "num_attention_heads": 8}),
     "qwen3 moe defaults": ("qwen3_moe", REQUIRED),
+    "gpt-oss defaults": ("gpt_oss", {}),
+    "gpt-oss 20b": (
+        "gpt_oss",
+        {
+            "num_hidden_layers": 24,
+            "num_local_experts": 32,
+            "rope_theta": 150000,
+            "rope_scaling": {
+                "beta_fast": 32.0,
+                "beta_slow": 1.0,
+                "factor": 32.0,
+                "original_max_position_embeddings": 4096,
+                "rope_type": "yarn",
+                "truncate": False,
+            },
+        },
+    ),
+    "deepseek-v3 defaults": ("deepseek_v3", {}),
+    "deepseek-v3": (
+        "deepseek_v3",
+        {
+            "max_position_embeddings": 163840,
+            "rope_theta": 10000,
+            "rope_scaling": {
+                "beta_fast": 32,
+                "beta_slow": 1,
+                "factor": 40,
+                "mscale": 1.0,
+                "mscale_all_dim": 1.0,
+                "original_max_position_embeddings": 4096,
+                "type": "yarn",
+            },
+            "scoring_func": "sigmoid",
+            "topk_method": "noaux_tc",
+        },
+    ),
     "gemma3 defaults": ("gemma3_text", {}),
     "gemma3 1b": (
         "gemma3_text",
@@ -441,10 +519,19 @@ UNSUPPORTED: list[tuple[str, dict[str, Any], str]] = [
     ("smollm3", {"no_rope_layers": [1, 0]}, "no_rope_layers"),
     ("smollm3", {"no_rope_layers": [1, 0, 2]}, "no_rope_layers"),
     ("smollm3", {"no_rope_layer_interval": 0}, "no_rope_layer_interval"),
+    ("gpt_oss", {"swiglu_alpha": 1.5}, "swiglu_alpha"),
+    ("gpt_oss", {"swiglu_limit": None}, "swiglu_limit"),
+    ("gpt_oss", {"hidden_act": "gelu"}, "hidden_act"),
+    ("deepseek_v3", {"attention_bias": True}, "attention_bias"),
+    ("deepseek_v3", {"scoring_func": "softmax"}, "scoring_func"),
+    ("deepseek_v3", {"topk_method": "greedy"}, "topk_method"),
+    ("deepseek_v3", {"moe_layer_freq": 2}, "moe_layer_freq"),
+    ("deepseek_v3", {"num_key_value_heads": 2}, "num_key_value_heads"),
+    ("deepseek_v3", {"num_key_value_heads": 4, "n_shared_experts": None}, "n_shared_experts"),
     ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx"),
     ("gpt2", {"add_cross_attention": True}, "add_cross_attention"),
     ("gpt2", {"activation_function": "tanh"}, "activation_function"),
-    ("gpt_neox", {"hidden_act": "quick_gelu"}, "hidden_act"),
+    ("gpt_neox", {"hidden_act": "mish"}, "hidden_act"),
 ]
 
 
@@ -486,6 +573,21 @@ def test_tables_that_older_files_carry_along_are_ignored(tmp_path: Path) -> None
         file = tmp_path / case / "model.safetensors"
         save_file({**load_file(file), **{name: torch.ones(4) for name in names}}, file)
         assert isinstance(qkv.load(tmp_path / case, device="cpu"), Model)
+
+
+def test_what_predicts_several_tokens_is_left_out_and_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    make(CASES["deepseek-v3"]).save_pretrained(tmp_path)
+    file = tmp_path / "model.safetensors"
+    further = {
+        "model.layers.3.eh_proj.weight": torch.ones(2, 2),
+        "model.layers.3.self_attn.o_proj.weight": torch.ones(2),
+    }
+    save_file({**load_file(file), **further}, file)
+    with caplog.at_level("WARNING", "qkv"):
+        qkv.load(tmp_path, device="cpu")
+    assert [record.getMessage() for record in caplog.records if "left out" in record.getMessage()] == [
+        "multi-token prediction (`model.layers.3`) is left out: a model here has no place for it"
+    ]
 
 
 # --- models of our own --------------------------------------------------------------------------------------------
@@ -530,6 +632,15 @@ def test_a_configuration_of_our_own_is_found_to_be_a_published_one(changes: list
     assert read(model_type, keys)["num_layers"] == config.num_layers
 
 
+PRESETS = {"gpt-oss-20b": "gpt_oss", "deepseek-v3": "deepseek_v3", "mixtral-8x7b": "mixtral"}
+
+
+@pytest.mark.parametrize(("preset", "model_type"), PRESETS.items())
+def test_a_preset_is_found_to_be_the_architecture_it_is_named_after(preset: str, model_type: str) -> None:
+    config = Config.load(preset, "model.num_layers=4").model
+    assert equal_family(config)[0].model_types[0] == model_type
+
+
 DIFFERENT: dict[str, tuple[list[str], str]] = {
     "two windows": (
         ["attention.bias=qkv", "layers=[{attention: {window: 5}}, {attention: {window: 6}}]"],
@@ -555,6 +666,8 @@ FOREIGN: list[tuple[str, list[str], str]] = [
     ("gemma3", ["position={kind: none}"], "position.kind: none"),
     ("olmo2", ["position={kind: learned}"], "position.kind: learned"),
     ("phi3", ["position={kind: learned}"], "position.kind: learned"),
+    ("gpt_oss", [], "feed_forward.kind: swiglu"),
+    ("deepseek_v3", [], "attention.kind: standard"),
     ("gpt2", ["norm={kind: layernorm}"], "position.kind: rope"),
     ("gpt_neox", [], "norm.kind: rmsnorm"),
 ]

@@ -116,6 +116,16 @@ def test_training_has_no_say_in_what_a_model_is(tmp_path: Path) -> None:
     assert load_model(tmp_path / "llama").config.model.attention == config_of(LLAMA).model.attention
 
 
+def test_what_predicts_further_tokens_in_training_is_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    config = config_of({**LLAMA, "mtp": {"depth": 1}})
+    network = network_of(config)
+    save_hf(tmp_path / "model", network, config)
+    assert "multi-token prediction" in caplog.text
+    loaded = load_model(tmp_path / "model").network
+    assert loaded.mtp is None
+    assert torch.equal(loaded(IDS), network(IDS))
+
+
 def test_two_tokenizers_have_no_place_in_one_folder(tmp_path: Path) -> None:
     config = config_of(BART)
     tokenizers = [Tokenizer.train(text, kind="char") for text in ("abc", "def")]

@@ -11,7 +11,7 @@ from generate.tiny import model
 
 from qkv.cli import main
 from qkv.model import Model
-from qkv.nn.kernels import TiledKernel
+from qkv.nn.kernels import KERNELS, TiledKernel
 
 
 @pytest.fixture(scope="module")
@@ -19,6 +19,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("model") / "folder"
     model().save(path)
     return path
+
+
+@pytest.fixture(autouse=True)
+def _without_flex(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of its calls takes half a second on a CPU."""
+    monkeypatch.delitem(KERNELS, "flex")
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:

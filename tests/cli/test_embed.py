@@ -9,9 +9,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from generate.tiny import model
+from media_files import media_config, write_images
 
 from qkv.cli import main
+from qkv.config.run import Config
+from qkv.model import Model
+from qkv.nn import Transformer
 
 LINES = ["so good", "", "a much longer text that is not good at all", "我"]
 
@@ -100,6 +105,23 @@ def test_a_decoder_is_refused_unless_the_last_token_is_meant(tmp_path: Path, cap
     assert (code, out) == (2, "")
     assert "the last token alone has read the whole text" in err
     assert run(capsys, tmp_path / "m", "so good", "--json", "--pooling", "last")[0] == 0
+
+
+def test_a_model_of_images_reads_files(tmp_path: Path, capsys) -> None:
+    write_images(tmp_path, 2)
+    tree = media_config("images", "classify", "").model.model_dump()
+    config = Config.model_validate({"model": {**tree, "head": {"kind": "embedding", "width": 5}}})
+    of_images = Model(Transformer(config.model, generator=torch.Generator().manual_seed(0)).eval(), None, config)
+    of_images.save(tmp_path / "model")
+    files = [str(tmp_path / f"{number}.png") for number in range(2)]
+    code, out, _ = run(capsys, tmp_path / "model", *files, "--json")
+    found = [json.loads(line) for line in out.splitlines()]
+    assert (code, [one["image"] for one in found]) == (0, files)
+    np.testing.assert_allclose([one["embedding"] for one in found], of_images.embed(files), atol=1e-5)
+    assert len(found[0]["embedding"]) == 5
+    code, out, err = run(capsys, tmp_path / "model", "--json")
+    assert (code, out) == (2, "")
+    assert "the model reads images" in err
 
 
 def test_to_evaluate_a_model_of_vectors_is_answered_with_the_command_for_it(tmp_path: Path, capsys) -> None:

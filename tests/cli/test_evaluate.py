@@ -10,10 +10,12 @@ import pytest
 import sacrebleu
 import torch
 from generate.tiny import CONTEXT, byte_tokenizer, network
+from media_files import WORDS, WRITE, media_config
 
 from qkv import Config, Transformer
 from qkv.checkpoint.store import save_checkpoint
 from qkv.cli import main
+from qkv.data import prepare
 from qkv.evaluate import classification_scores, error_rate, exact_match, pronunciation_scores
 from qkv.model import Model
 from qkv.tokenizer.tokenizer import Tokenizer
@@ -131,7 +133,8 @@ def test_an_encoder_is_scored_on_masked_tokens(tmp_path, text, capsys) -> None:
         (("--task", "classify"), 2, "classification"),
         (("--task", "masked"), 2, "the task masked is not for a model of family decoder"),
         (("--task", "translation"), 2, "--task language-model"),
-        (("--beam-size", "4"), 2, "--beam-size is for translation and pronunciation, and the task is language-model"),
+        (("--stride", "4", "--task", "prefix"), 2, "the task prefix is not for a model of family decoder"),
+        (("--beam-size", "4"), 2, "captioning and transcription, and the task is language-model"),
         (("--lowercase",), 2, "--lowercase is for translation"),
         (("--device", "gpu"), 2, "device"),
         (("--dtype", "int4"), 2, "int4"),
@@ -389,3 +392,113 @@ def test_labels_that_cannot_be_scored_are_one_error(tmp_path, capsys, content, c
     assert "data." not in err
     code, _, err = run(capsys, "eval", tmp_path / "m")
     assert (code, "--data FILE" in err) == (2, True)
+
+
+# --- images and sound -------------------------------------------------------------------------------------------------
+
+
+def of_files(kind: str, task: str, table: Path, **data: object) -> Model:
+    """A random model of the files of a table."""
+    settings = media_config(kind, task, table, data=data, objective={"kind": task})
+    tokenizer = byte_tokenizer() if task == "translate" else None
+    model = settings.model.with_vocab_size(260)
+    if task == "classify":
+        model = model.model_copy(update={"head": model.head.model_copy(update={"num_classes": 2})})
+        objective = settings.objective.model_copy(update={"labels": WORDS[::-1]})
+        settings = settings.model_copy(update={"objective": objective})
+    made = Transformer(model, generator=torch.Generator().manual_seed(1)).eval()
+    return Model(made, tokenizer, settings.model_copy(update={"model": model}))
+
+
+@pytest.fixture(params=["images", "audio"])
+def table(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    return WRITE[request.param](tmp_path, 5)
+
+
+def kind_of(table: Path) -> str:
+    return "images" if table.name == "images.tsv" else "audio"
+
+
+def test_a_classifier_of_files_is_scored_without_a_tokenizer(table: Path, tmp_path: Path, capsys) -> None:
+    model = of_files(kind_of(table), "classify", table)
+    model.save(tmp_path / "m")
+    rows = [line.split("\t") for line in table.read_text(encoding="utf-8").splitlines()[1:]]
+    found = [one.label for one in model.classify([str(tmp_path / row[0]) for row in rows])]
+    expected = classification_scores(found, [row[2] for row in rows], WORDS[::-1])
+    code, out, err = run(capsys, "eval", tmp_path / "m", "--data", table, "--batch-size", "2", "--json")
+    figures = json.loads(out)
+    assert (code, err) == (0, "")
+    assert (figures["accuracy"], figures["f1"], figures["examples"]) == (expected.accuracy, expected.f1, 5)
+    out = run(capsys, "eval", tmp_path / "m", "--data", table)[1]
+    assert f"{'recordings' if kind_of(table) == 'audio' else 'images':<16}5" in out
+
+
+def test_what_is_written_of_files_is_scored_against_their_texts(table: Path, tmp_path: Path, capsys) -> None:
+    model = of_files(kind_of(table), "translate", table)
+    model.save(tmp_path / "m")
+    rows = [line.split("\t") for line in table.read_text(encoding="utf-8").splitlines()[1:]]
+    files, wanted = [str(tmp_path / row[0]) for row in rows], [row[1] for row in rows]
+    if kind_of(table) == "images":
+        found = [model.caption(file, beam_size=2).text for file in files]
+    else:
+        found = [model.transcribe(file, beam_size=2).text for file in files]
+    kept = tmp_path / "kept.txt"
+    options = ("--beam-size", "2", "--batch-size", "2", "-o", kept, "--json")
+    code, out, err = run(capsys, "eval", tmp_path / "m", "--data", table, *options)
+    figures = json.loads(out)
+    assert (code, err) == (0, "")
+    assert kept.read_text(encoding="utf-8") == "".join(text.replace("\n", " ") + "\n" for text in found)
+    assert figures["word_error_rate"] == error_rate(found, wanted, "word")
+    assert figures["character_error_rate"] == error_rate(found, wanted, "character")
+    assert figures["exact_match"] == exact_match(found, wanted)
+    assert ("bleu" in figures) == (kind_of(table) == "images")
+    assert (figures["sources"], figures["beam_size"]) == (5, 2)
+    out = run(capsys, "eval", tmp_path / "m", "--data", table)[1]
+    assert "word error rate" in out
+    assert "beam size 4" in out if kind_of(table) == "images" else "beam size 1" in out
+
+
+@pytest.mark.parametrize("kind", ["images", "audio"])
+def test_without_data_what_training_holds_out_of_files_is_scored(
+    kind: str, tmp_path: Path, capsys, monkeypatch
+) -> None:
+    monkeypatch.setenv("QKV_CACHE", str(tmp_path / "cache"))
+    model = of_files(kind, "classify", WRITE[kind](tmp_path))
+    model.save(tmp_path / "m")
+    held = prepare(model.config, None, tmp_path / "cache" / "data").validation
+    assert held is not None
+    figures = json.loads(run(capsys, "eval", tmp_path / "m", "--json")[1])
+    assert figures["examples"] == held.num_documents
+    assert [one["support"] for one in figures["classes"]] == [int((held.labels_D == n).sum()) for n in range(2)]
+
+
+@pytest.mark.parametrize(
+    ("lines", "code", "said"),
+    [
+        (["image\tlabel", "0.png\tlow", "gone.png\tlow"], 3, "bad.tsv:3"),
+        (["image\tclass", "0.png\tlow"], 1, "no column `label`"),
+        (["image\tlabel", "0.png\tlo"], 1, "bad.tsv:2"),
+        (["image\tlabel", "bad.tsv\tlow"], 1, "no image of PNG"),
+        (["image\tlabel"], 1, "no example"),
+    ],
+)
+def test_files_that_cannot_be_scored_are_one_error(
+    lines: list[str], code: int, said: str, tmp_path: Path, capsys
+) -> None:
+    of_files("images", "classify", WRITE["images"](tmp_path, 2)).save(tmp_path / "m")
+    (tmp_path / "bad.tsv").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    actual, out, err = run(capsys, "eval", tmp_path / "m", "--data", tmp_path / "bad.tsv")
+    assert (actual, out) == (code, "")
+    assert said in err
+    assert "data." not in err
+
+
+def test_a_prefix_lm_is_scored_on_what_follows_a_prefix(tmp_path: Path, text: Path, capsys) -> None:
+    model = make_model(tmp_path / "m", "objective.kind=prefix", tokenizer=Tokenizer.train([], kind="byte"))
+    code, out, err = run(capsys, "eval", model, "--data", text, "--json")
+    figures = json.loads(out)
+    assert (code, err) == (0, "")
+    assert 0 < figures["tokens"] < len(TEXT.encode())
+    assert figures["bits_per_byte"] is None
+    code, _, err = run(capsys, "eval", model, "--data", text, "--stride", "4")
+    assert (code, "--stride is for language-model, and the task is prefix" in err) == (2, True)

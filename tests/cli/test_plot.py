@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 from generate.tiny import byte_tokenizer, model, network
+from media_files import WRITE, media_config
 
-from qkv import Config, Transformer
+from qkv import Config, Transformer, load
 from qkv.checkpoint.store import save_checkpoint
 from qkv.cli import main
 from qkv.tokenizer import Tokenizer
@@ -131,12 +132,33 @@ def test_attention_is_plotted(folders, tmp_path, capsys, family, options, rows, 
 
 
 def test_without_a_target_an_encoder_decoder_s_own_output_is_aligned(folders, tmp_path, capsys) -> None:
-    _, out, _ = run(capsys, "generate", folders["encoder-decoder"], "--prompt", "ab", "--temperature", "0", "--json")
-    count = len(json.loads(out)["token_ids"])
+    count = len(load(folders["encoder-decoder"], device="cpu").translate("ab").token_ids)
     arguments = ("plot", "attention", folders["encoder-decoder"], "--text", "ab", "--align", "-o", tmp_path / "a.png")
     code, out, _ = run(capsys, *arguments, "--json")
     assert (code, json.loads(out)["shape"]) == (0, [count, 4])
     assert run(capsys, *arguments) == (0, "", f"wrote {tmp_path / 'a.png'}\n")
+
+
+@pytest.mark.parametrize(
+    ("kind", "file", "columns", "said"),
+    [("images", "0.png", 3, ["what is read", "elsewhere)"]), ("audio", "0.wav", 16, ["mel", "seconds"])],
+)
+def test_attention_is_drawn_upon_an_image_and_below_a_recording(tmp_path, capsys, kind, file, columns, said) -> None:
+    WRITE[kind](tmp_path, 1)
+    config = media_config(kind, "translate", "files.tsv")
+    config = config.model_copy(update={"model": config.model.with_vocab_size(260)})
+    save_checkpoint(tmp_path / "model", Transformer(config.model), config, byte_tokenizer())
+    arguments = ("plot", "attention", tmp_path / "model", "--file", tmp_path / file, "-o", tmp_path / "a.svg", "--json")
+    code, out, err = run(capsys, *arguments, "--align", "--target", "ab")
+    assert code == 0, err
+    found = json.loads(out)
+    assert (found["rows"], found["shape"]) == (["a", "b", "<eos>"], [3, columns])
+    assert found.get("grid") == ([1, 2] if kind == "images" else None)
+    assert all(sum(row) == pytest.approx(1) for row in found["weights"])
+    drawn = (tmp_path / "a.svg").read_text(encoding="utf-8")
+    assert all(words in drawn for words in ("Decoder cross-attention, layer 0, mean of 2 heads", *said))
+    code, _, err = run(capsys, "plot", "attention", tmp_path / "model", "--text", "ab", "-o", tmp_path / "b.svg")
+    assert (code, "--file FILE" in err) == (2, True)
 
 
 def test_a_source_is_read_by_its_own_tokenizer(tmp_path, capsys) -> None:
@@ -195,6 +217,7 @@ def test_attention_that_is_not_there_exits_with_2(folders, tmp_path, capsys, fam
         (("plot", "attention", "no-such", "--text", "a", "-o", "a.png"), 3, "no-such"),
         (("plot", "attention", "no-such", "--text", "a", "-o", "a.jpg"), 2, ".jpg"),
         (("plot", "attention", "no-such", "-o", "a.png"), 2, "--text"),
+        (("plot", "attention", "no-such", "--text", "a", "--file", "a.wav", "-o", "a.png"), 2, "--file"),
     ],
 )
 def test_a_mistake_exits_with_its_code_and_writes_nothing(

@@ -18,7 +18,7 @@ from qkv.checkpoint.save_hf import save_hf
 from qkv.cli import main
 from qkv.config import Config
 from qkv.config.load import preset_names
-from qkv.inspect.summary import summarise
+from qkv.inspect.summary import sized, summarise
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
@@ -80,18 +80,56 @@ def test_show_json_has_the_promised_keys(capsys) -> None:
     assert len(shown["config"]["model"]["layers"]) == 2
 
 
-SIZED_BY_DATA = ("sentiment-finetune", "vit-tiny", "caption-tiny", "speech-tiny")
-"""Presets that take the number of their classes, or their vocabulary, from what they are trained on."""
+NO_MODEL = ("sentiment-finetune",)
+"""Presets for `qkv finetune`, whose model is the trained one."""
 
 
-@pytest.mark.parametrize("name", [name for name in preset_names() if name not in SIZED_BY_DATA])
+@pytest.mark.parametrize("name", [name for name in preset_names() if name not in NO_MODEL])
 def test_show_draws_every_preset_of_a_model(name: str, capsys) -> None:
     code, out, err = run(capsys, "show", name)
     assert code == 0, err
-    model = Config.load(name).model
+    model, _ = sized(Config.load(name))
     assert f"{summarise(model).params:,}" in out
     drawn = re.findall(r"│ (?:(\d+) x )?block ", out)  # layers that follow each other and are alike, once
     assert sum(int(count or 1) for count in drawn) == sum(stack.num_layers for stack in model.stacks.values())
+
+
+@pytest.mark.parametrize(
+    ("name", "assumed"),
+    [
+        ("vit-tiny", {"model.head.num_classes": 2}),
+        ("caption-tiny", {"model.vocab_size": 100}),
+        ("speech-tiny", {"model.vocab_size": 100}),
+        ("sentiment", {}),
+    ],
+)
+def test_a_size_that_the_data_decide_is_assumed_and_said(name: str, assumed: dict[str, int], capsys) -> None:
+    shown = json.loads(run(capsys, "show", name, "--json")[1])
+    assert shown["assumed"] == assumed
+    overrides = [f"{key}={size}" for key, size in assumed.items()]
+    known = json.loads(run(capsys, "show", name, *overrides, "--json")[1])
+    assert (known["assumed"], known["params"]) == ({}, shown["params"])
+    out = run(capsys, "show", name)[1]
+    assert [line.split()[1] for line in out.splitlines() if line.startswith("assumed")] == [f"{o}:" for o in overrides]
+
+
+def test_the_labels_of_the_objective_are_counted(capsys) -> None:
+    shown = json.loads(run(capsys, "show", "vit-tiny", "objective.labels=[a, b, c]", "--json")[1])
+    assert shown["assumed"] == {}
+    assert shown["params"] == summarise(Config.load("vit-tiny", "model.head.num_classes=3").model).params
+
+
+def test_the_kernels_are_named_and_a_fallback_with_its_reason(capsys) -> None:
+    model = ("model.num_layers=4", "model.layers=[{attention: {softcap: 50.0}}, {attention: {sinks: true}}]")
+    out = run(capsys, "show", "llama-tiny", *model)[1]
+    told = {line[:26].strip(): line[26:] for line in out.splitlines()}
+    assert told["attention by"].startswith(
+        "math in 2 of 4, for sdpa cannot do a soft cap on scores; sdpa in 2 of 4 on "
+    )
+    assert "math in 2 of 4, for sdpa cannot do the gradient of sinks" in told["in training"]
+    shown = json.loads(run(capsys, "show", "llama-tiny", *model, "--json")[1])
+    assert shown["kernels"][1] == {"chosen": "sdpa", "kernel": "sdpa", "lacking": "", "attentions": 2}
+    assert "in training" not in run(capsys, "show", "llama-tiny")[1]
 
 
 PARTS = (
@@ -99,6 +137,7 @@ PARTS = (
     ("llama-tiny", ("model.num_layers=2", "model.parallel=two-norms")),
     ("encoder-tiny", ("model.embedding.width=24", "model.parallel=one-norm")),
     ("mla-tiny", ("model.num_layers=2", "model.attention.q_rank=96")),
+    ("llama-tiny", ("model.num_layers=2", "model.mtp.depth=1")),
 )
 
 
@@ -142,6 +181,24 @@ def test_of_experts_only_those_that_a_token_goes_through_are_active_and_computed
     told = summarise(model)
     assert told.flops_per_token_forward * model.max_seq_len == counter.get_total_flops()
     assert told.params - told.params_active == 2 * (6 - 2) * 3 * 20 * 24  # layers, idle experts, matrices
+
+
+@pytest.mark.parametrize("feed_forward", ["{d_ff: 40}", "{kind: moe, num_experts: 6, top_k: 2, d_ff: 20}"])
+def test_what_predicts_further_tokens_counts_in_training_only(feed_forward: str) -> None:
+    overrides = ("model.num_layers=2", "model.d_model=24", f"model.feed_forward={feed_forward}")
+    plain, model = (Config.load("llama-tiny", *overrides, f"model.mtp.depth={depth}").model for depth in (0, 2))
+    network = qkv.Transformer(model).train()
+    qkv.nn.use_kernel(network, "math")
+    ids = torch.zeros(1, model.max_seq_len, dtype=torch.int64)
+    with FlopCounterMode(display=False) as counter:
+        network(ids, labels=ids)
+    told, without = summarise(model), summarise(plain)
+    assert told.flops_per_token_train * model.max_seq_len == 3 * counter.get_total_flops()
+    assert told.params == sum(parameter.numel() for parameter in network.parameters())
+    assert told.params - told.params_training == without.params
+    assert told.params_active == without.params_active
+    assert told.flops_per_token_forward == without.flops_per_token_forward
+    assert without.flops_per_token_train == 3 * without.flops_per_token_forward
 
 
 @pytest.mark.parametrize("name", ["hyper-tiny", "mhc-tiny", "attnres-tiny"])
@@ -194,6 +251,17 @@ def test_flops_of_a_speech_encoder_are_those_that_a_forward_performs() -> None:
     with FlopCounterMode(display=False) as counter:
         network(ids, source=torch.zeros(1, 2 * length, 5, device="meta"))
     assert summarise(model).flops_per_token_forward * length == counter.get_total_flops()
+
+
+def test_flops_of_learned_queries_are_those_that_a_forward_performs() -> None:
+    queries = ("model.encoder.num_queries=8", "model.encoder.position.kind=learned", "model.max_seq_len=64")
+    model = Config.load("encoder-decoder-tiny", *queries).model
+    network = qkv.Transformer(model, device="meta").eval()
+    qkv.nn.use_kernel(network, "math")
+    ids = torch.zeros(1, model.context, dtype=torch.int64, device="meta")
+    with FlopCounterMode(display=False) as counter:
+        network(ids, source=ids)
+    assert summarise(model).flops_per_token_forward * model.context == counter.get_total_flops()
 
 
 def test_a_window_lowers_flops_but_not_parameters() -> None:

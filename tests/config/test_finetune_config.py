@@ -120,6 +120,13 @@ def test_another_shape_is_refused_naming_the_key_both_values_and_the_line(text: 
     assert f"/tune.yaml:{line}" in (caught.value.where or "")
 
 
+def test_further_tokens_may_count_otherwise_but_be_no_more() -> None:
+    trained = load_config("gpt2", ["model.mtp.depth=1"])
+    assert tuned(trained, "model: {mtp: {weight: 0.1}}").model.mtp.weight == 0.1
+    with pytest.raises(ConfigError, match=r"`model\.mtp\.depth` is 1 in the model, and may not become 2"):
+        tuned(trained, "model: {mtp: {depth: 2}}")
+
+
 def test_matrices_may_be_untied_but_not_tied() -> None:
     assert tuned(load_config("gpt2"), "model: {tie_embeddings: none}").model.tie_embeddings == "none"
     with pytest.raises(ConfigError, match=r'`model\.tie_embeddings` is "none" in the model'):
@@ -136,3 +143,11 @@ def test_a_mistake_is_told_with_the_place_where_it_was_written() -> None:
     with pytest.raises(ConfigError, match=r"`tie_embeddings` and `head\.kind` contradict") as caught:
         tuned(load_config("gpt2"), "model: {head: {kind: classifier}}")
     assert caught.value.hint == "tie_embeddings=none"
+
+
+def test_images_are_read_as_the_trained_model_is_used_to() -> None:
+    trained = load_config("vit-tiny", ["model.head.num_classes=2", "data.mean=0.2", "data.fit=stretch"])
+    files = "data: {train: [a.tsv]}\n"
+    data = tuned(trained, files).data
+    assert (data.mean, data.fit, data.shift, data.train) == (0.2, "stretch", 0, ("a.tsv",))
+    assert tuned(trained, files, "data.mean=0.4").data.mean == 0.4

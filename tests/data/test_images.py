@@ -87,6 +87,25 @@ def test_the_centre_is_cut_out_as_if_after_resizing(width: int, height: int, wri
     assert (found - expected).abs().mean() < 0.01
 
 
+@pytest.mark.parametrize("resample", ["nearest", "bilinear", "bicubic", "lanczos"])
+@pytest.mark.parametrize(("width", "height"), [(37, 23), (23, 37)])
+def test_a_share_of_the_middle_is_what_is_cut_out_of_the_whole_resized(
+    width: int, height: int, resample: Any, write: Any
+) -> None:
+    image = picture(width, height)
+    size = (round(10 * width / height - 0.5), 10) if width > height else (10, round(10 * height / width - 0.5))
+    whole = image.resize(size, Image.Resampling[resample.upper()])
+    left, top = (size[0] - 8) // 2, (size[1] - 8) // 2
+    found = read_image(write(image), 8, mean=0.0, std=1.0, crop=0.8, resample=resample)
+    torch.testing.assert_close(found, unscaled(whole.crop((left, top, left + 8, top + 8))), atol=1e-6, rtol=0)
+
+
+def test_the_whole_is_stretched_on_request(write: Any) -> None:
+    image = picture(30, 10)
+    found = read_image(write(image), (8, 12), mean=0.0, std=1.0, fit="stretch")
+    torch.testing.assert_close(found, unscaled(image.resize((12, 8), Image.Resampling.BICUBIC)))
+
+
 @pytest.mark.parametrize("kind", ["png", "jpg", "webp", "gif", "bmp", "ppm"])
 def test_usual_kinds_are_read(kind: str, write: Any) -> None:
     image = picture(24, 16)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from qkv.evaluate import check_kernels
-from qkv.nn.kernels import MathKernel
+from qkv.nn.kernels import MathKernel, new_kernel
 from qkv.nn.mask import Causal, Mask
 
 
@@ -97,12 +97,20 @@ def found():
 
 
 def test_every_kernel_is_right_on_this_cpu_in_float32_and_bfloat16() -> None:
-    checks = check_kernels("cpu")
+    checks = check_kernels("cpu", kernels={name: new_kernel(name) for name in ("math", "tiled", "sdpa")})
     assert [(check.kernel, check.dtype) for check in checks] == [
         (kernel, dtype) for dtype in ("fp32", "bf16") for kernel in ("math", "tiled", "sdpa")
     ]
+    assert all(check.gradients for check in checks)
     assert all(check.ok for check in checks), checks
     assert all(check.error > 0 for check in checks)
+
+
+def test_of_flex_which_has_no_gradients_on_a_cpu_the_outputs_are_checked() -> None:
+    (check,) = check_kernels("cpu", kernels={"flex": new_kernel("flex")}, dtypes=(torch.float32,))
+    assert check.ok
+    assert check.error > 0
+    assert not check.gradients
 
 
 @pytest.mark.parametrize("kind", FAULTS, ids=lambda kind: kind.__name__)

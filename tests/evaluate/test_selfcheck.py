@@ -12,13 +12,21 @@ from torch import Tensor
 from qkv.config.errors import UsageError
 from qkv.evaluate import machine
 from qkv.evaluate import selfcheck as checking
+from qkv.evaluate.probes import probes
 from qkv.evaluate.selfcheck import Check, selfcheck
-from qkv.nn import Transformer
+from qkv.nn import Transformer, kernels
 from qkv.nn.kernels import MathKernel, TiledKernel
 
 KERNELS = ["kernel math", "kernel tiled", "kernel sdpa"]
 CACHED = ["cached, token by token", "prefilled in chunks of 1, 5, 3", "cached, in a batch"]
 WRITTEN = ["generated with a cache, in a batch", "streamed"]
+
+
+@pytest.fixture(autouse=True)
+def _without_flex(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of its calls takes half a second on a CPU; one test has it."""
+    if "flex" not in request.node.name:
+        monkeypatch.delitem(kernels.KERNELS, "flex")
 
 
 def run(made: Transformer, **options: Any) -> dict[str, Check]:
@@ -40,11 +48,12 @@ FEATURES = {"family": "encoder", "input": {"kind": "features", "width": 3}, "hea
         ({"head": {"kind": "none"}}, ["in a batch", *CACHED, *KERNELS]),
         (FEATURES, OTHERS),
         ({"position": {"kind": "learned"}, "attention": {"num_heads": 4, "window": 5}}, CAUSAL),
+        ({"prefix": True}, CAUSAL),
     ],
 )
 def test_a_sound_model_passes_what_it_can_be_asked(changes: dict[str, Any], names: list[str]) -> None:
     made = network(**changes).train()
-    kernels = [module for module in made.modules() if isinstance(module, MathKernel | TiledKernel)]
+    before = [module for module in made.modules() if isinstance(module, MathKernel | TiledKernel)]
     found = run(made)
     assert list(found) == [*names, "compiled"]
     for check in found.values():
@@ -54,7 +63,14 @@ def test_a_sound_model_passes_what_it_can_be_asked(changes: dict[str, Any], name
             assert check.difference <= check.tolerance
     assert found["compiled"].note == "left out"
     assert made.training
-    assert kernels == [module for module in made.modules() if isinstance(module, MathKernel | TiledKernel)]
+    assert before == [module for module in made.modules() if isinstance(module, MathKernel | TiledKernel)]
+
+
+def test_flex_is_checked_too() -> None:
+    check = run(network(num_layers=1))["kernel flex"]
+    assert check.ok
+    assert check.difference is not None
+    assert check.difference > 0
 
 
 def test_without_a_tokenizer_ids_are_enough() -> None:
@@ -137,3 +153,21 @@ def test_compiled_layers_answer_the_same_and_are_eager_again_afterwards() -> Non
     assert check.ok
     assert check.difference is not None
     assert all(getattr(module, "_compiled_call_impl", None) is None for module in made.modules())
+
+
+def test_half_of_what_a_prefix_lm_reads_is_its_prefix() -> None:
+    seen: list[Tensor | None] = []
+
+    class Watched(Transformer):
+        def forward(self, ids: Tensor, **given: Any) -> Tensor:  # type: ignore[override]
+            seen.append(given.get("prefix_lengths"))
+            found: Tensor = super().forward(ids, **given)
+            return found
+
+    made = Watched(config(prefix=True), generator=torch.Generator().manual_seed(0)).eval()
+    lengths = [probe.ids.shape[1] for probe in probes(made)]
+    next(selfcheck(made, compiled=False))
+    alone, together = seen[: len(lengths)], seen[len(lengths)]
+    assert [int(prefix) for prefix in alone if prefix is not None] == [length // 2 for length in lengths]
+    assert together is not None
+    assert together.tolist() == [length // 2 for length in lengths]

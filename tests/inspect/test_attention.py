@@ -12,7 +12,7 @@ from nn.matrix import CASES, Case, draw_inputs, network_of
 from torch import Tensor, nn
 
 from qkv.config.errors import UsageError
-from qkv.inspect.attention import StackName, alignment, attention_of_text, attention_weights, read_attention
+from qkv.inspect.attention import StackName, alignment, attention_of, attention_weights, read_attention
 from qkv.nn import Transformer, use_kernel
 from qkv.nn.kernels import KernelName, MathKernel
 from qkv.nn.mask import Mask
@@ -67,7 +67,7 @@ def hooks_of(model: nn.Module) -> list[object]:
 def test_weights_are_those_of_the_math_kernel_and_logits_do_not_change(case: Case) -> None:
     model, inputs = network_of(case), draw_inputs(case, 1, 9)
     inputs["lengths"] = torch.tensor([8])
-    if case.has_source:
+    if case.has_source and not case.reads_images:
         inputs["source_lengths"] = torch.tensor([5])
     notes = noted(model, inputs)
     before = model(**inputs)
@@ -238,7 +238,7 @@ def test_one_sequence_is_read_at_a_time_and_one_head_is_in_range() -> None:
 
 
 def test_a_decoder_reads_begin_and_text_and_parts_of_characters_are_bytes() -> None:
-    found = attention_of_text(network(), byte_tokenizer(), "a 诗")
+    found = attention_of(network(), byte_tokenizer(), "a 诗")
     assert (found.stack, found.kind) == ("decoder", "self")
     assert found.rows == found.columns == ["<bos>", "a", " ", "\\xe8", "\\xaf", "\\x97"]
     ids = torch.tensor([[257, *"a 诗".encode()]])
@@ -249,18 +249,18 @@ def test_a_decoder_reads_begin_and_text_and_parts_of_characters_are_bytes() -> N
 def test_a_whole_character_in_one_token_is_itself() -> None:
     tokenizer = Tokenizer.train("诗歌 诗歌 诗歌 诗歌", kind="char")
     model = network(vocab_size=tokenizer.vocab_size)
-    assert attention_of_text(model, tokenizer, "诗 歌").rows[-3:] == ["诗", " ", "歌"]
+    assert attention_of(model, tokenizer, "诗 歌").rows[-3:] == ["诗", " ", "歌"]
 
 
 def test_an_encoder_reads_begin_text_end() -> None:
-    found = attention_of_text(network(family="encoder", head={"kind": "none"}), byte_tokenizer(), "ab")
+    found = attention_of(network(family="encoder", head={"kind": "none"}), byte_tokenizer(), "ab")
     assert found.stack == "encoder"
     assert found.rows == found.columns == ["<bos>", "a", "b", "<eos>"]
 
 
 def test_rows_of_cross_attention_are_the_tokens_being_predicted() -> None:
     model = network(**PAIR)
-    found = attention_of_text(model, byte_tokenizer(), "ab", target="xyz", kind="cross")
+    found = attention_of(model, byte_tokenizer(), "ab", target="xyz", kind="cross")
     assert found.rows == ["x", "y", "z", "<eos>"]
     assert found.columns == ["<bos>", "a", "b", "<eos>"]
     source = torch.tensor([[257, 97, 98, 258]])
@@ -272,7 +272,7 @@ def test_rows_of_cross_attention_are_the_tokens_being_predicted() -> None:
 def test_generated_ids_are_a_target_with_or_without_an_end() -> None:
     model = network(**PAIR)
     for ids, rows in (([120, 258], ["x", "<eos>"]), ([120, 121], ["x", "y"]), ([257, 120], ["x"])):
-        assert attention_of_text(model, byte_tokenizer(), "ab", target=ids, kind="cross").rows == rows
+        assert attention_of(model, byte_tokenizer(), "ab", target=ids, kind="cross").rows == rows
 
 
 @pytest.mark.parametrize(
@@ -282,7 +282,7 @@ def test_generated_ids_are_a_target_with_or_without_an_end() -> None:
 def test_self_attention_of_either_stack_has_the_tokens_it_reads_on_both_axes(
     stack: StackName, target: str | None, tokens: list[str]
 ) -> None:
-    found = attention_of_text(network(**PAIR), byte_tokenizer(), "ab", target=target, stack=stack)
+    found = attention_of(network(**PAIR), byte_tokenizer(), "ab", target=target, stack=stack)
     assert found.rows == found.columns == tokens
     assert found.layers[0].shape == (4, len(tokens), len(tokens))
 
@@ -290,7 +290,7 @@ def test_self_attention_of_either_stack_has_the_tokens_it_reads_on_both_axes(
 def test_source_and_target_may_have_tokenizers_of_their_own() -> None:
     letters = Tokenizer.train("abc", kind="char")
     model = network(**PAIR, encoder={"vocab_size": letters.vocab_size})
-    found = attention_of_text(model, byte_tokenizer(), "cab", target="é", source_tokenizer=letters, kind="cross")
+    found = attention_of(model, byte_tokenizer(), "cab", target="é", source_tokenizer=letters, kind="cross")
     assert found.rows == ["\\xc3", "\\xa9", "<eos>"]
     assert found.columns == ["<bos>", "c", "a", "b", "<eos>"]
 
@@ -301,7 +301,7 @@ def test_source_and_target_may_have_tokenizers_of_their_own() -> None:
         ({}, {"target": "x"}, "no target"),
         ({}, {"kind": "cross"}, "only the decoder"),
         ({}, {"tokenizer": None}, "no tokenizer"),
-        ({}, {"text": "x" * 60}, "the text has 61 tokens, and the decoder's context is 48"),
+        ({}, {"source": "x" * 60}, "the text has 61 tokens, and the decoder's context is 48"),
         (PAIR, {}, "reads a target"),
         (PAIR, {"target": "x", "stack": "encoder"}, "no target"),
         (PAIR, {"target": "x" * 60}, "the target has 61 tokens, and the decoder's context is 48"),
@@ -310,9 +310,9 @@ def test_source_and_target_may_have_tokenizers_of_their_own() -> None:
     ],
 )
 def test_a_text_that_cannot_be_read_so_is_refused(changes: dict[str, Any], options: dict[str, Any], said: str) -> None:
-    arguments = {"tokenizer": byte_tokenizer(), "text": "ab"} | options
+    arguments = {"tokenizer": byte_tokenizer(), "source": "ab"} | options
     with pytest.raises(UsageError, match=said):
-        attention_of_text(Transformer(config(**changes)), **arguments)
+        attention_of(Transformer(config(**changes)), **arguments)
 
 
 # --- alignment --------------------------------------------------------------------------------------------------------
@@ -333,3 +333,15 @@ def test_an_alignment_is_the_mean_over_the_heads_of_a_layer_or_of_all() -> None:
         torch.testing.assert_close(found_TS.sum(-1), torch.ones(7))
     with pytest.raises(UsageError, match="layers 0 to 1, got 2"):
         alignment(layers, layer=2)
+
+
+def test_with_sinks_the_rows_of_an_alignment_sum_to_less_than_one() -> None:
+    made = network(family="encoder-decoder", attention={"num_heads": 4, "sinks": True})
+    ids = torch.tensor([[1, 2, 3, 4]])
+    plain_TS, sunk_TS = (
+        alignment(read_attention(one, ids, source=ids, kind="cross"))
+        for one in (network(family="encoder-decoder"), made)
+    )
+    torch.testing.assert_close(plain_TS.sum(-1), torch.ones(4))
+    assert (sunk_TS.sum(-1) < 0.99).all()
+    assert (sunk_TS.sum(-1) > 0).all()

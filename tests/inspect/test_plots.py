@@ -15,16 +15,21 @@ import torch
 from qkv import Config, Transformer
 from qkv.config.errors import NotFoundError, QkvError, UsageError
 from qkv.inspect import plots
-from qkv.inspect.plots import (
+from qkv.inspect.attention_plots import (
     CAUTION,
     MOST_CELLS,
     MOST_LABELS,
+    MOST_PANELS,
     THUMBNAIL,
-    drawable,
-    mask_examples,
     plot_alignment,
     plot_attention_grid,
     plot_attention_head,
+    plot_image_alignment,
+    plot_sound_alignment,
+)
+from qkv.inspect.plots import (
+    drawable,
+    mask_examples,
     plot_loss,
     plot_masks,
     plot_positions,
@@ -297,3 +302,49 @@ def test_weights_that_do_not_fit_their_tokens_are_refused() -> None:
         plot_alignment(weights_of(2, 3), ["a", "b"], ["c", "d"])
     with pytest.raises(UsageError, match="no layers"):
         plot_attention_grid([])
+
+
+# --- attention to images and sound ------------------------------------------------------------------------------------
+
+
+def test_each_token_s_attention_is_drawn_upon_the_image_and_the_rest_is_told() -> None:
+    weights_TS = weights_of(2, 1 + 6)  # a class token and 2 x 3 patches
+    image_CHW = torch.linspace(-1, 1, 1 * 4 * 6).view(1, 4, 6)
+    whole, *panels = plot_image_alignment(weights_TS, [" two", "<eos>"], image_CHW, (2, 3), footer="config 12345678")
+    np.testing.assert_allclose(drawn_by(whole), (image_CHW[0] + 1) / 2, atol=1e-6)
+    for panel, token, weights_S in zip(panels, ["␣two", "<eos>"], weights_TS, strict=True):
+        drawn = panel.get_images()[1]
+        np.testing.assert_array_equal(drawn.get_array(), weights_S[1:].view(2, 3))
+        assert drawn.get_extent() == [0, 6, 4, 0]  # the pixels'
+        assert drawn.get_clim() == (0, pytest.approx(float(weights_TS[:, 1:].max())))
+        assert panel.get_title() == f"{token} ({float(weights_S[0]):.0%} elsewhere)"
+    assert whole.figure.get_supxlabel() == f"{CAUTION}; config 12345678"
+
+
+def test_colour_images_are_drawn_in_colour_and_of_a_long_text_the_first_tokens() -> None:
+    count = MOST_PANELS + 2
+    panels = plot_image_alignment(weights_of(count, 4), ["a"] * count, torch.rand(3, 2, 2), (2, 2))
+    assert drawn_by(panels[0]).shape == (2, 2, 3)
+    assert len(panels) == 1 + MOST_PANELS
+    assert panels[1].get_title() == "a"  # nothing goes elsewhere
+    assert panels[0].figure.get_supxlabel() == f"{CAUTION}; the first {MOST_PANELS} of {count} tokens"
+
+
+def test_attention_to_sound_stands_below_its_features_over_the_same_seconds() -> None:
+    weights_TS, features_FS = weights_of(2, 50), torch.rand(100, 8)
+    sound, below = plot_sound_alignment(weights_TS, ["o", "n"], features_FS, title="Some")
+    np.testing.assert_array_equal(drawn_by(sound), features_FS.T)
+    np.testing.assert_array_equal(drawn_by(below), weights_TS)
+    assert below.get_images()[0].get_extent() == pytest.approx((-0.01, 0.99, 1.5, -0.5))  # vector n at n x 20 ms
+    assert sound.get_images()[0].get_extent() == pytest.approx((-0.005, 0.995, -0.5, 7.5))
+    assert sound.get_xlim() == below.get_xlim()
+    assert labels(below)[0] == ["o", "n"]
+    assert (sound.get_title(), below.get_xlabel()) == ("Some", "seconds")
+    assert texts(below) == [CAUTION]
+
+
+def test_weights_that_do_not_fit_the_image_or_sound_are_refused() -> None:
+    with pytest.raises(UsageError, match="do not fit 1 rows and 6 patches"):
+        plot_image_alignment(weights_of(1, 5), ["a"], torch.rand(1, 4, 6), (2, 3))
+    with pytest.raises(UsageError, match="do not fit 1 rows and 8 frames"):
+        plot_sound_alignment(weights_of(1, 5), ["a"], torch.rand(8, 4))

@@ -30,6 +30,8 @@ from qkv.nn.score import AdditiveWeight
 VOCABULARY = 23
 """Of what is predicted; a source of its own width also has a vocabulary of its own."""
 MAX_SEQ_LEN = 24
+PREFIX = 3
+"""Tokens at the beginning of each row that see each other, of a model with a prefix."""
 FEWEST_OF_A_FAMILY = 20
 TOLERANCE = 1e-5
 """Largest difference of logits that are equal, as a share of the largest logit, in float32."""
@@ -39,7 +41,9 @@ Inputs = dict[str, Any]
 
 AXES: dict[str, tuple[str, ...]] = {
     "family": ("encoder-decoder", "decoder", "encoder"),
-    "source": ("ids", "wide-ids", "features"),
+    "source": ("ids", "wide-ids", "features", "images"),
+    "memory": ("all-vectors", "learned-queries"),
+    "prefix": ("no-prefix", "prefix"),
     "tie": ("untied", "tied-head", "tied-source", "tied-all"),
     "position": (
         "none",
@@ -83,7 +87,11 @@ AXES: dict[str, tuple[str, ...]] = {
     "gate": ("no-gate", "elementwise-gate", "per-head-gate"),
     "cross": ("cross-in-all", "cross-gated", "cross-in-one"),
 }
-"""Axis -> its options. `source` is what the encoder reads, where there is one."""
+"""Axis -> its options. `source` is what the encoder reads, where there is one, and `memory` what it makes of it. Images
+come with a class token and registers."""
+
+VECTORS = ("features", "images")
+"""What an encoder reads that is no ids."""
 
 MIXING = ("hyper-connections", "mhc", "attention-residuals", "attention-residuals-block")
 """Residual kinds whose sublayers read a mixture of several states."""
@@ -109,13 +117,19 @@ RULES: dict[str, Callable[[dict[str, str]], bool]] = {
     "one matrix cannot serve two vocabularies and widths": lambda o: (
         o.get("tie") in ("tied-source", "tied-all") and o.get("source") == "wide-ids"
     ),
-    "features cannot share an embedding with ids": lambda o: (
-        o.get("tie") in ("tied-source", "tied-all") and o.get("source") == "features"
+    "features and images cannot share an embedding with ids": lambda o: (
+        o.get("tie") in ("tied-source", "tied-all") and o.get("source") in VECTORS
     ),
-    "an encoder of features has no embedding to share with its head": lambda o: (
-        o.get("tie") == "tied-head" and o.get("family") == "encoder" and o.get("source") == "features"
+    "an encoder of features or images has no embedding to share with its head": lambda o: (
+        o.get("tie") == "tied-head" and o.get("family") == "encoder" and o.get("source") in VECTORS
     ),
-    "features have no segments": lambda o: o.get("embedding") == "segments" and o.get("source") == "features",
+    "features and images have no segments": lambda o: o.get("embedding") == "segments" and o.get("source") in VECTORS,
+    "learned queries read for a decoder": lambda o: (
+        o.get("memory") == "learned-queries" and o.get("family") in ("decoder", "encoder")
+    ),
+    "a prefix is the beginning of what a decoder writes on": lambda o: (
+        o.get("prefix") == "prefix" and o.get("family") in ("encoder", "encoder-decoder")
+    ),
     "a block with a source is not parallel": lambda o: (
         o.get("parallel") in ("one-norm", "two-norms") and o.get("family") == "encoder-decoder"
     ),
@@ -135,6 +149,7 @@ RULES: dict[str, Callable[[dict[str, str]], bool]] = {
     "what several states are mixed to is read through a norm": lambda o: (
         o.get("residual") in MIXING and o.get("norm") == "none"
     ),
+    "only a norm makes up for DeepNorm's alpha": lambda o: o.get("residual") == "deepnorm" and o.get("norm") == "none",
     "DeepNorm's norm stands behind": lambda o: (
         o.get("residual") == "deepnorm" and o.get("placement") in ("pre", "sandwich", "output")
     ),
@@ -155,7 +170,7 @@ RULES: dict[str, Callable[[dict[str, str]], bool]] = {
     "differential attention has pairs of key/value heads": lambda o: (
         o.get("attention") == "differential" and o.get("heads") == "mqa"
     ),
-    "a decoder reads tokens": lambda o: o.get("family") == "decoder" and o.get("source") == "features",
+    "a decoder reads tokens": lambda o: o.get("family") == "decoder" and o.get("source") in VECTORS,
     "a gate stands before a source": lambda o: (
         o.get("cross") == "cross-gated" and o.get("family") in ("decoder", "encoder")
     ),
@@ -168,7 +183,8 @@ RULES: dict[str, Callable[[dict[str, str]], bool]] = {
 
 def is_useless(o: dict[str, str]) -> bool:
     """Whether (partial) options are valid and without meaning: with only one stack, none is wider than the other. Or
-    are valid nowhere, each meaning another number of stacks, or another placement of norms."""
+    nothing is asked of them here: an image of its own has no token that may change, no padding and no neighbour. Or are
+    valid nowhere, each meaning another placement of norms."""
     if o.get("residual") == "deepnorm" and o.get("parallel") == "two-norms":
         return True
     bounded = o.get("scores") in ("cosine-scores", "additive-scores")  # no token then tells itself from the others
@@ -178,16 +194,16 @@ def is_useless(o: dict[str, str]) -> bool:
     # with nothing beside them, the same narrow matrices again and again: float32 rounds by more than the tolerance
     if o.get("attention") == "latent" and o.get("residual") == "no-residual" and o.get("layers") == "shared":
         return True
+    # eight sublayers in a row, each a product of what differs little: likewise
+    in_a_row = o.get("family") == "encoder-decoder" and o.get("residual") == "no-residual"
+    if in_a_row and o.get("feed_forward") in ("swiglu", "geglu", "geglu_tanh"):
+        return True
     if o.get("attention") == "latent" and any(o.get(axis, plain) != plain for axis, plain in STANDARD_ONLY.items()):
         return True
     if o.get("cross") == "cross-in-one" and o.get("layers") == "shared":
         return True
-    one = o.get("family") in ("decoder", "encoder") or o.get("parallel") in ("one-norm", "two-norms")
-    if one and o.get("cross", "cross-in-all") != "cross-in-all":
-        return True
-    return one and (
-        o.get("source") == "wide-ids" or ("family" not in o and o.get("tie") in ("tied-source", "tied-all"))
-    )
+    one = o.get("family") in ("decoder", "encoder")
+    return one and (o.get("cross", "cross-in-all") != "cross-in-all" or o.get("source") in ("wide-ids", "images"))
 
 
 def broken_rules(options: dict[str, str]) -> list[str]:
@@ -229,6 +245,21 @@ class Case:
     def reads_features(self) -> bool:
         """Whether its encoder reads vectors instead of ids."""
         return self.options["source"] == "features"
+
+    @property
+    def reads_images(self) -> bool:
+        """Whether its source is an image, which is read whole."""
+        return self.options["source"] == "images"
+
+    @property
+    def prefix(self) -> int:
+        """How many tokens at the beginning of each row see each other."""
+        return PREFIX if self.options["prefix"] == "prefix" else 0
+
+    @property
+    def packs(self) -> bool:
+        """Whether several documents may share a row."""
+        return not (self.prefix or self.reads_images or self.options["memory"] == "learned-queries")
 
     @property
     def segments(self) -> bool:
@@ -279,6 +310,7 @@ def tree_of(options: dict[str, str]) -> dict[str, Any]:
     }
     tree: dict[str, Any] = {
         "family": options["family"],
+        "prefix": options["prefix"] == "prefix",
         "vocab_size": VOCABULARY,
         "max_seq_len": MAX_SEQ_LEN,
         "d_model": 16,
@@ -326,19 +358,28 @@ def tree_of(options: dict[str, str]) -> dict[str, Any]:
         ]
     if options["scores"] == "capped-scores" and options["family"] != "encoder":
         tree["head"] = {"kind": "language-model", "scale": "rsqrt-d-model", "softcap": 9.0}
-    features = {"input": {"kind": "features", "width": 5}}
+    inputs: dict[str, dict[str, Any]] = {
+        "features": {"input": {"kind": "features", "width": 5}},
+        "images": {"input": {"kind": "patches", "image_size": 4, "patch_size": 2, "num_registers": 2}},
+    }
+    read = inputs.get(options["source"], {})
+    queries: dict[str, Any] = {}
+    if options["memory"] == "learned-queries":
+        queries = {"num_queries": 3, "layers": None, "attention": {"window": None}}
+        if options["position"] not in ("sinusoidal", "learned"):
+            queries["position"] = {"kind": "none"}
     if options["family"] == "encoder-decoder":
         encoder: dict[str, Any] = {"num_layers": 1} if options["residual"] == "no-residual" else {}
         if options["source"] == "wide-ids":
             encoder |= {"d_model": 32, "vocab_size": VOCABULARY - 4}
-        if options["source"] == "features":
-            encoder |= features | {"d_model": 32}
-        tree["encoder"] = encoder
+        if read:
+            encoder |= read | {"d_model": 32}
+        tree["encoder"] = encoder | queries
         if options["cross"] == "cross-in-one":
             first, second = tree.get("layers", [{}, {}])
             tree["decoder"] = {"layers": [{**first, "cross_attention": None}, second]}
-    elif options["source"] == "features":
-        tree |= features
+    else:
+        tree |= read | queries
     return tree
 
 
@@ -386,12 +427,12 @@ def _cases() -> list[Case]:
 
 
 def possible_pairs() -> set[tuple[tuple[str, str], tuple[str, str]]]:
-    """Every two options of two axes that can be meant together."""
+    """Every two options of two axes that can be meant together, in some family."""
     return {
         ((a, x), (b, y))
         for a, b in itertools.combinations(AXES, 2)
         for x, y in itertools.product(AXES[a], AXES[b])
-        if is_meant({a: x, b: y})
+        if any(is_meant({"family": family, a: x, b: y}) for family in AXES["family"])
     }
 
 
@@ -499,8 +540,11 @@ def one_thread() -> Iterator[None]:
 
 
 def draw_tokens(case: Case, rows: int, length: int, seed: int, *, source: bool = False) -> Tensor:
-    """Ids [rows, length] of the last stack or of the source; or features [rows, length, 5], where those are read."""
+    """Ids [rows, length] of the last stack or of the source; or features [rows, length, 5] or images [rows, 3, 4, 4],
+    where those are read."""
     generator = torch.Generator().manual_seed(seed)
+    if case.reads_images and source:
+        return torch.randn(rows, 3, 4, 4, generator=generator)
     if case.reads_features and (source or case.family == "encoder"):
         return torch.randn(rows, length, 5, generator=generator)
     high = VOCABULARY - 4 if source and case.options["source"] == "wide-ids" else VOCABULARY
@@ -508,13 +552,15 @@ def draw_tokens(case: Case, rows: int, length: int, seed: int, *, source: bool =
 
 
 def draw_inputs(case: Case, rows: int, length: int, source_length: int = 7, seed: int = 0) -> Inputs:
-    """What the case reads: ids, and where it reads them, segments and a source."""
+    """What the case reads: ids, and where it reads them, segments, a source and the length of a prefix."""
     inputs: Inputs = {"ids": draw_tokens(case, rows, length, seed)}
     if case.segments:
         generator = torch.Generator().manual_seed(seed + 2)
         inputs["segments"] = torch.randint(0, 2, (rows, length), generator=generator)
     if case.has_source:
         inputs["source"] = draw_tokens(case, rows, source_length, seed + 1, source=True)
+    if case.prefix:
+        inputs["prefix_lengths"] = torch.full((rows,), case.prefix)
     return inputs
 
 

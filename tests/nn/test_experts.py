@@ -364,6 +364,23 @@ def test_compiled_blocks_compute_the_same_in_a_fixed_number_of_graphs() -> None:
     assert len(graphs) == first == 5
 
 
+@torch.no_grad()
+def test_a_network_in_half_precision_keeps_its_correction_biases_in_float32() -> None:
+    network = small()
+    for router in routers_of(network):
+        router.correction_bias.copy_(torch.tensor([0.1, 0.2, 0.3, 0.4]))
+        router.correction_bias.grad = torch.full((4,), 0.1)
+    ids = some_ids(2, 8)
+    expected = network.eval()(ids)
+    network.to(torch.bfloat16)
+    for router in routers_of(network):
+        assert torch.equal(router.correction_bias, torch.tensor([0.1, 0.2, 0.3, 0.4]))
+        assert router.correction_bias.grad.dtype == torch.float32
+        assert router.weight.dtype == torch.bfloat16
+    assert (network(ids).float() - expected).abs().max() < 0.2 * expected.abs().max()
+    assert network.double().decoder.blocks[0].feed_forward.function.router.correction_bias.dtype == torch.float64
+
+
 # --- configuration ----------------------------------------------------------------------------------------------------
 
 

@@ -12,11 +12,24 @@ from typing import Any
 import pytest
 import torch
 
+from qkv.config.model import ModelConfig
+from qkv.nn import Transformer
 from qkv.nn.kernels import FlexKernel, MathKernel, base, flex
+from qkv.nn.kernels.flex import NARROWEST
 from qkv.nn.mask import Causal, Mask, Rule, Window
 from qkv.nn.score import Scoring
 
-from .matrix import CASES, Case, assert_equal, draw_inputs, network_of, one_thread, set_kernel  # noqa: F401
+from .matrix import (
+    CASES,
+    TOLERANCE,
+    Case,
+    assert_equal,
+    draw_inputs,
+    network_of,
+    one_thread,  # noqa: F401
+    redraw,
+    set_kernel,
+)
 from .test_kernels import MASKS, PLAIN, D, assert_close, draw, reference, sinks, slope, square
 
 pytestmark = pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
@@ -115,15 +128,41 @@ def test_what_flex_cannot_do_it_leaves_to_math_and_says_so(
     assert all(word in record.getMessage() for word in ("flex", feature, "math"))
 
 
+CUDA = pytest.param(
+    "cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+)
+
+
+def network_on(device: str, case: Case) -> Transformer:
+    """The case's network; on a GPU with heads as wide as flex wants them there, and weights not chosen for rounding."""
+    if device == "cpu":
+        return copy.deepcopy(network_of(case))
+    tree = case.tree
+    if case.options["attention"] == "latent":
+        tree["attention"] |= {"nope_dim": NARROWEST, "rope_dim": NARROWEST, "value_dim": NARROWEST}
+    else:
+        tree["attention"]["head_dim"] = NARROWEST + (tree["attention"]["head_dim"] or 0)
+    network = Transformer(ModelConfig.model_validate(tree)).eval().requires_grad_(False)
+    redraw(network, draw_inputs(case, 4, 12))
+    return network.to(device)
+
+
 @pytest.mark.slow  # each rule is traced anew
+@pytest.mark.parametrize("device", ["cpu", CUDA])
 @pytest.mark.parametrize("case", CASES, ids=str)
 @torch.no_grad()
-def test_flex_gives_the_logits_of_the_matrix(case: Case) -> None:
-    network, inputs = copy.deepcopy(network_of(case)), draw_inputs(case, 3, 11, 7)
-    inputs["lengths"] = torch.tensor([5, 11, 8])
+def test_flex_gives_the_logits_of_the_matrix(case: Case, device: str, caplog: pytest.LogCaptureFixture) -> None:
+    network = network_on(device, case)
+    inputs = {**draw_inputs(case, 3, 11, 7), "lengths": torch.tensor([5, 11, 8])}
     real = torch.arange(11) < inputs["lengths"][:, None]
-    logits = []
+    inputs = {name: value.to(device) for name, value in inputs.items()}
+    base._say.cache_clear()
+    caplog.clear()
+    logits = {}
     for kernel in ("flex", "math"):
         set_kernel(network, kernel)  # type: ignore[arg-type]
-        logits.append(network(**inputs)[real])
-    assert_equal(*logits)
+        logits[kernel] = network(**inputs)[real.to(device)]
+    assert_equal(logits["flex"], logits["math"], TOLERANCE if device == "cpu" else 1e-3)
+    said = [record.getMessage() for record in caplog.records if record.name == "qkv"]
+    additive = case.options["scores"] == "additive-scores"
+    assert said == (["the flex kernel cannot do additive scores: using math"] if additive else [])

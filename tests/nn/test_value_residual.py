@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from qkv.config.errors import UsageError
-from qkv.config.model import ModelConfig
+from qkv.config.model import ModelConfig, _say_nothing_to_mix
 from qkv.nn import Attention, Transformer
 from qkv.nn.block import BlockInputs
 from qkv.nn.mask import Causal
@@ -183,6 +183,16 @@ def test_layers_without_the_first_layers_values_are_refused(changes: dict[str, A
     with pytest.raises(ValidationError, match="contradict") as refused:
         ModelConfig.model_validate(tree(**changes))
     assert named in str(refused.value)
+
+
+def test_that_nothing_is_mixed_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    _say_nothing_to_mix.cache_clear()
+    for _ in range(2):
+        ModelConfig.model_validate(tree(num_layers=1))
+        ModelConfig.model_validate(tree())
+    assert caplog.messages == [
+        "`attention.value_residual` of one layer changes nothing: the layers after it mix in its values"
+    ]
 
 
 def test_a_layer_may_keep_to_its_own_values() -> None:

@@ -67,7 +67,7 @@ def test_what_training_reads_is_what_transcribe_gives(train: Callable[..., Path]
     assert isinstance(prepared.train, qkv.data.Pairs)
     features = prepared.train.source.document(2)
     with torch.no_grad():
-        logits = model.network(torch.tensor([model._start()]), source=features[None])
+        logits = model.network(torch.tensor([model.reader.start_ids]), source=features[None])
     found = model.transcribe(tmp_path / "2.wav", max_new_tokens=1).segments[0].token_ids
     assert found == [int(logits[0, -1, : model.tokenizer.vocab_size].argmax())]
 

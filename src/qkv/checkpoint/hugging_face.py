@@ -14,11 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from qkv.checkpoint.few_bits import as_floats
 from qkv.checkpoint.published import Published
 from qkv.checkpoint.source import Source, read_json, read_object, tokenizers_of
 from qkv.checkpoint.store import Pooling
 from qkv.checkpoint.tensors import Stored, look_at
-from qkv.config.errors import DamagedError, NotFoundError, PermissionNeededError, QkvError
+from qkv.config.errors import DamagedError, NotFoundError, PermissionNeededError
 
 SAFETENSORS, PICKLED = "model.safetensors", "pytorch_model.bin"
 
@@ -30,15 +31,9 @@ _TENSORFLOW_NORM = {"gamma": "weight", "beta": "bias"}
 def read_folder(folder: Path, *, torch_bin: bool = False) -> Source:
     """The model in a folder with a `config.json`. Raises QkvError for what is missing, damaged or not supported."""
     config = read_object(folder / "config.json")
-    if "quantization_config" in config:
-        method = config.section("quantization_config").keys.get("quant_method")
-        raise QkvError(
-            f"weights quantised by `{method!s:.80}` are not supported",
-            where=config.where,
-            hint="the model in float or bfloat16, or a GGUF file",
-        )
-    generation = folder / "generation_config.json"
+    generation, preprocessor = folder / "generation_config.json", folder / "preprocessor_config.json"
     weights, tensors = _weights(folder, torch_bin)
+    tensors = as_floats(config, tensors, weights)
     tokenizer, source_tokenizer = tokenizers_of(folder)
     return Source(
         path=folder,
@@ -48,6 +43,7 @@ def read_folder(folder: Path, *, torch_bin: bool = False) -> Source:
         weights=weights,
         tokenizer=tokenizer,
         source_tokenizer=source_tokenizer,
+        preprocessor=read_object(preprocessor) if preprocessor.is_file() else None,
     )
 
 

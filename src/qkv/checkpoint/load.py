@@ -6,6 +6,7 @@ Our own folders are read by `store`. Of the others, a reader per container prese
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,12 +18,13 @@ import torch
 from torch import nn
 
 from qkv.checkpoint import ctranslate2, llama2c
-from qkv.checkpoint.families import Family, family_of
+from qkv.checkpoint.families import Family, clip, family_of
 from qkv.checkpoint.fetch import MODELS, named_model
 from qkv.checkpoint.generation import read_generation
 from qkv.checkpoint.gguf import read_gguf
 from qkv.checkpoint.hugging_face import read_folder, read_sentence_transformer
 from qkv.checkpoint.mapping import Bond, Same, bonds
+from qkv.checkpoint.preprocessor import read_preprocessor
 from qkv.checkpoint.published import Published
 from qkv.checkpoint.source import Source
 from qkv.checkpoint.store import Loaded, build_empty, load_checkpoint
@@ -36,6 +38,7 @@ from qkv.nn.transformer import Transformer
 from qkv.tokenizer.gguf_header import MAGIC
 from qkv.tokenizer.text import nearest_file
 
+log = logging.getLogger("qkv")
 SUPPORTED = "a folder of qkv or Hugging Face, a .gguf file, a llama2.c .bin file, or a CTranslate2 folder of Whisper"
 FIXED_TOLERANCE = 1e-3
 """How far a published table may be from the one computed here: older ones were rounded to float16."""
@@ -49,7 +52,8 @@ def load_model(
     allow: tuple[str, ...] = (),
     torch_bin: bool = False,
 ) -> Loaded:
-    """The model at `path`, or the fetched one of this name (see `fetch`), on the CPU.
+    """The model at `path`, or the fetched one of this name (see `fetch`), on the CPU. Of a folder with two models
+    (CLIP) `FOLDER#text` or `FOLDER#image` is one.
 
     dtype: the precision of the weights; None is the file's own. quantize: "keep" leaves the matrices that a GGUF file
     holds as blocks so, to be dequantised when used; the vocabulary's, norms and biases are as without it. allow:
@@ -59,10 +63,10 @@ def load_model(
     Raises NotFoundError, DamagedError, and QkvError for what is not supported. Whatever is wrong with names, shapes or
     types is found before memory is taken.
     """
-    path = named_model(path)
+    path, side = _meant(path)
     if quantize not in (None, "keep"):
         raise UsageError(f"quantize={quantize} is not supported yet", hint='dtype=bf16, or "keep" for a GGUF file')
-    source = _read(path, torch_bin)
+    source = _read(path, side, torch_bin)
     if source is None:
         _refuse_misspelt(path)
         if quantize is not None:
@@ -85,22 +89,35 @@ def _refuse_misspelt(path: Path) -> None:
 
 def published_config(path: Path, *, torch_bin: bool = False) -> Config | None:
     """The configuration of a published model, whose weights are looked at only; None where `path` is none."""
-    path = named_model(path)
+    path, side = _meant(path)
     if not path.exists() or (path.is_file() and path.suffix not in (".gguf", ".bin")):
         return None
-    source = _read(path, torch_bin)
+    source = _read(path, side, torch_bin)
     if source is None:
         return None
     family = family_of(source.config)
     return _configuration(_in_usual_names(source, family), family)
 
 
-def _read(path: Path, torch_bin: bool) -> Source | None:
+def _meant(path: Path) -> tuple[Path, str | None]:
+    """The path, and which of its two models is meant, where that is said behind `#`."""
+    stem, _, side = path.name.rpartition("#")
+    if stem and not path.exists():
+        return named_model(path.with_name(stem)), side
+    return named_model(path), None
+
+
+def _read(path: Path, side: str | None, torch_bin: bool) -> Source | None:
     """What the container's reader makes of it; None: a folder of ours, or nothing."""
     try:
-        return _read_file(path) if path.is_file() else _read_folder(path, torch_bin)
+        source = _read_file(path) if path.is_file() else _read_folder(path, torch_bin)
     except OSError as error:
         raise QkvError(f"the model cannot be read: {error.strerror}", where=str(error.filename or path)) from None
+    if source is not None and source.config.keys.get("model_type") == clip.BOTH:
+        return clip.one_side(source, side)
+    if side is not None and path.exists():
+        raise UsageError(f"there is one model, and none is called `{side:.80}`", where=str(path), hint=str(path))
+    return source
 
 
 def _read_folder(path: Path, torch_bin: bool) -> Source | None:
@@ -143,6 +160,8 @@ def _assemble(source: Source, dtype: torch.dtype | None, quantize: str | None) -
     names = _Names.of(network, family, source.tensors)
     chosen = {name: source.tensors[place] for name, place in names.places.items()}
     check(network, names.bonds, chosen, source.weights, names.unexpected)
+    for what in names.left_out:
+        log.warning("%s is left out: a model here has no place for it", what)
     _check_fixed(family, config.model, names, source)
     _check_copies(names, source)
     kept = _keep_blocks(network, names.bonds, chosen) if quantize else {}
@@ -222,6 +241,8 @@ def _sections(source: Source, family: Family) -> dict[str, Any]:
     sections: dict[str, Any] = {"model": model, "tokenizer": tokenizer, "generation": generation}
     if model["head"]["kind"] == "classifier" and (labels := _labels(published)):
         sections["objective"] = {"kind": "classify", "labels": labels}
+    if source.preprocessor is not None and model.get("input", {}).get("kind") == "patches":
+        sections["data"] = read_preprocessor(source.preprocessor, model["input"])
     return sections
 
 
@@ -261,14 +282,15 @@ class _Names:
 
     bonds: parameters and the family's names. places: of each name, what it is called in the file, where it is there.
     copies: pairs of names in the file that must hold the same. fixed: of each table, its name in the file.
-    unexpected: names in the file that belong nowhere.
+    unexpected: names in the file that belong nowhere. left_out: what is not loaded, in words.
     """
 
     bonds: list[Bond]
     places: dict[str, str]
     copies: list[tuple[str, str]]
     fixed: dict[str, str]
-    unexpected: list[str]
+    unexpected: set[str]
+    left_out: list[str]
 
     @classmethod
     def of(cls, network: Transformer, family: Family, tensors: Mapping[str, Stored]) -> _Names:
@@ -296,13 +318,14 @@ class _Names:
                 places[name] = here[0]
                 copies += [(here[0], other) for other in here[1:]]
         fixed = {table.theirs: place(table.theirs) for table in family.fixed(config)}
-        ignored = [re.compile(pattern) for pattern in family.ignored]
-        unexpected = [
-            name
-            for name in tensors.keys() - known - set(fixed.values())
-            if not any(pattern.fullmatch(one) for pattern in ignored for one in (name, family.prefix + name))
-        ]
-        return cls(found, places, copies, fixed, unexpected)
+        rest = tensors.keys() - known - set(fixed.values())
+
+        def called(pattern: str) -> set[str]:
+            return {name for name in rest if any(re.fullmatch(pattern, one) for one in (name, family.prefix + name))}
+
+        left_out = {what: called(pattern) for pattern, what in family.left_out(config).items()}
+        unexpected = rest.difference(*map(called, family.ignored), *left_out.values())
+        return cls(found, places, copies, fixed, unexpected, [what for what, names in left_out.items() if names])
 
 
 def _published_names(rules: Any, parameter: str) -> tuple[str, ...]:

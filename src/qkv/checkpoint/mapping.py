@@ -40,10 +40,10 @@ class Same:
 
 
 class Transposed:
-    """Matrices published as [in, out] (GPT-2's Conv1D); vectors stay."""
+    """Matrices, or stacks of them, published as [in, out] (GPT-2's Conv1D); vectors stay."""
 
     def load(self, theirs: Tensors) -> Tensors:
-        return tuple(tensor.T if tensor.dim() == 2 else tensor for tensor in theirs)
+        return tuple(tensor.mT if tensor.dim() > 1 else tensor for tensor in theirs)
 
     save = load
 
@@ -64,20 +64,32 @@ class Rows:
 
 @dataclass(frozen=True)
 class HeadRows:
-    """Several of ours published as one whose rows are ordered [head, (q, k, v), D] (GPT-NeoX, BLOOM)."""
+    """Several of ours published as one, head by head: [q; k; v] of the first, then of the next (GPT-NeoX, BLOOM).
+    `sizes`: rows of each in one head."""
 
     num_heads: int
-    parts: int = 3
+    sizes: tuple[int, ...]
 
     def load(self, theirs: Tensors) -> Tensors:
         (stacked,) = theirs
-        width = stacked.shape[0] // (self.num_heads * self.parts)
-        split = stacked.view(self.num_heads, self.parts, width, *stacked.shape[1:])
-        return tuple(split[:, part].flatten(0, 1) for part in range(self.parts))
+        heads = stacked.view(self.num_heads, -1, *stacked.shape[1:])
+        return tuple(part.flatten(0, 1) for part in torch.split(heads, list(self.sizes), dim=1))
 
     def save(self, ours: Tensors) -> Tensors:
         split = [tensor.reshape(self.num_heads, -1, *tensor.shape[1:]) for tensor in ours]
-        return (torch.stack(split, dim=1).flatten(0, 2),)
+        return (torch.cat(split, dim=1).flatten(0, 1),)
+
+
+class Alternating:
+    """Two of ours, of all experts, published as one: along the second dimension the first's and the second's take
+    turns."""
+
+    def load(self, theirs: Tensors) -> Tensors:
+        (mixed,) = theirs
+        return mixed[:, 0::2], mixed[:, 1::2]
+
+    def save(self, ours: Tensors) -> Tensors:
+        return (torch.stack(ours, dim=2).flatten(1, 2),)
 
 
 @dataclass(frozen=True)

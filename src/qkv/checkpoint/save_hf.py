@@ -1,31 +1,37 @@
 """A model of ours as a Hugging Face folder, where its configuration is that of a published architecture.
 
-Whether it is, is found out by writing and reading back: what comes back must be the same model. Dropout and
-initialisation, which belong to training, are set aside.
+Whether it is, is found out by writing and reading back: what comes back must be the same model. Dropout, initialisation
+and multi-token prediction, which belong to training, are set aside.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 from safetensors.torch import save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from qkv.checkpoint.families import MODULES, Family, named
 from qkv.checkpoint.generation import write_generation
 from qkv.checkpoint.mapping import Bond, bonds, published
+from qkv.checkpoint.preprocessor import write_preprocessor
 from qkv.checkpoint.published import Published
 from qkv.checkpoint.store import Pooling, refuse_quantized, whole
+from qkv.config.data import ImagesDataConfig
 from qkv.config.errors import QkvError, UsageError
 from qkv.config.model import ModelConfig, StackConfig
 from qkv.config.objectives import ClassifyObjectiveConfig
+from qkv.config.parts import PatchInputConfig
 from qkv.config.run import Config
 from qkv.nn.transformer import Transformer
 from qkv.tokenizer.tokenizer import Tokenizer
+
+log = logging.getLogger("qkv")
 
 SHARD_BYTES = 5 * 10**9
 """Above, the weights are split into several files."""
@@ -57,8 +63,10 @@ def save_hf(
     refuse_quantized(network)
     family, keys = equal_family(network.config)
     architecture = _architecture(family, network.config)
-    found = bonds(family.rules(network.config), [name for name, _ in network.named_parameters()])
-    parameters = dict(network.named_parameters())
+    parameters = _parameters(network)
+    found = bonds(family.rules(network.config), list(parameters))
+    if network.mtp is not None:
+        log.warning("what only training uses is left out: the blocks of multi-token prediction")
     bare = network.config.head is not None and network.config.head.kind == "none"
     fixed = {table.theirs: table.value() for table in family.fixed(network.config)}
     generation = {
@@ -69,6 +77,9 @@ def save_hf(
     if isinstance(objective, ClassifyObjectiveConfig) and objective.labels and _classifies(network.config):
         keys["id2label"] = {str(number): label for number, label in enumerate(objective.labels)}
         keys["label2id"] = {label: number for number, label in enumerate(objective.labels)}
+    reads = network.config.input
+    images = config.data if isinstance(config.data, ImagesDataConfig) else ImagesDataConfig()
+    preprocessor = write_preprocessor(images, reads) if isinstance(reads, PatchInputConfig) else None
     with whole(folder, "Hugging Face folder") as beside:
         dtype = str(next(iter(parameters.values())).dtype).removeprefix("torch.")
         head = {"architectures": [architecture], "model_type": family.model_types[0], "torch_dtype": dtype}
@@ -78,6 +89,8 @@ def save_hf(
             _write_json(beside / "generation_config.json", generation)
         if tokenizer is not None:
             (tokenizer.open_ended() if network.config.family == "decoder" else tokenizer).save(beside)
+        if preprocessor is not None:
+            _write_json(beside / "preprocessor_config.json", preprocessor)
         if pooling is not None:
             _write_pooling(beside, pooling, network.config.d_model)
         _write_weights(beside, found, parameters, fixed, family.prefix if bare else "")
@@ -128,7 +141,7 @@ def _classifies(config: ModelConfig) -> bool:
 def _read_back(family: Family, keys: Mapping[str, Any], config: ModelConfig) -> ModelConfig:
     assert config.head is not None
     rules = family.rules(config)
-    parameters = [name for name, _ in Transformer(config, device="meta").named_parameters()]
+    parameters = list(_parameters(Transformer(config, device="meta")))
     try:
         tensors = [name for bond in bonds(rules, parameters) for name in bond.theirs]
     except LookupError:  # the architecture has no such part, and the configurations will differ in it
@@ -137,6 +150,11 @@ def _read_back(family: Family, keys: Mapping[str, Any], config: ModelConfig) -> 
         return ModelConfig.model_validate(family.read(Published(keys, "config.json", tensors), config.head.kind))
     except ValidationError as error:
         raise QkvError(f"it cannot be written: {error.errors()[0]['msg']}") from None
+
+
+def _parameters(network: Transformer) -> dict[str, nn.Parameter]:
+    """All that the trained model reads with."""
+    return {name: parameter for name, parameter in network.named_parameters() if not name.startswith("mtp.")}
 
 
 # --- where two configurations differ ----------------------------------------------------------------------------------

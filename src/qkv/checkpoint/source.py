@@ -29,8 +29,9 @@ _LARGEST_JSON = 1 << 26  # bytes
 class Source:
     """A published model.
 
-    config: its config.json. generation: its generation_config.json, empty where there is none. tensors: by published
-    name, not read yet. path: what was loaded; `weights`: what errors about a tensor name.
+    config: its config.json. generation: its generation_config.json, empty where there is none. preprocessor: its
+    preprocessor_config.json, None where there is none. tensors: by published name, not read yet. path: what was loaded;
+    `weights`: what errors about a tensor name.
     """
 
     path: Path
@@ -41,6 +42,7 @@ class Source:
     tokenizer: Tokenizer | None = None
     source_tokenizer: Tokenizer | None = None
     pooling: Pooling | None = None
+    preprocessor: Published | None = None
 
 
 def tokenizer_of(path: Path) -> Tokenizer | None:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from qkv.checkpoint.mapping import Bond, published
 from qkv.config.errors import DamagedError, NotFoundError
-from qkv.nn.transformer import Transformer
+from qkv.nn.transformer import Transformer, in_float32
 
 _ALIGNMENT = 64  # bytes, of every tensor that torch allocates on the CPU
 _PIECE = 1 << 21  # numbers
@@ -30,6 +30,7 @@ _DTYPES = {
     "F32": torch.float32,
     "F16": torch.float16,
     "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn,
     "I64": torch.int64,
     "I32": torch.int32,
     "I16": torch.int16,
@@ -164,7 +165,7 @@ def fill(
 
     dtype: None is the file's own. What its module lists in an attribute `float32` has no fewer bits than that.
     """
-    kept = {f"{path}.{name}" for path, module in network.named_modules() for name in getattr(module, "float32", ())}
+    kept = in_float32(network).keys()
     tensors: dict[str, Tensor] = {}
     for bond in found:
         wide = not kept.isdisjoint(bond.ours)

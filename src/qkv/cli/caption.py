@@ -23,7 +23,7 @@ from qkv.cli.common import json_line, json_lines_option, model_options
 def caption(model: str, images: tuple[Path, ...], loading: dict[str, Any], as_json: bool, **options: Any) -> None:
     """Write what MODEL (a run or a checkpoint; an encoder-decoder that reads images) sees in each IMAGE.
 
-    Each image gives a line, in order. Images are cut and resized to the model's size.
+    Each image gives a line, in order. Images become of the model's size as in its training.
     """
     from qkv.cli.lines import one_line
     from qkv.model import load

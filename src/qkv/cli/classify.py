@@ -22,7 +22,7 @@ _BATCHES_READ = 16  # at a time, to be sorted by length
 @click.command()
 @click.argument("model")
 @click.argument("texts", nargs=-1, metavar="[TEXT]...")
-@click.option("--file", type=click.Path(path_type=Path), help="One text per line; - is standard input.")
+@click.option("--file", type=click.Path(path_type=Path), help="One TEXT per line; - is standard input.")
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Where to write (default: stdout).")
 @click.option("--top", type=click.IntRange(min=1), help="Only the N likeliest classes (default: all).")
 @click.option("--batch-size", type=click.IntRange(1, 10**6), default=32, show_default=True, help="Texts at once.")
@@ -42,8 +42,8 @@ def classify(
 ) -> None:
     """Which class each TEXT belongs to, by MODEL (a run, a checkpoint or a published model; a classifier).
 
-    The classes of a TEXT come with their probabilities, the likeliest first. Each line of --file gives a line: the
-    likeliest label, a tab, its probability.
+    Where the model reads images or sound, a TEXT is the name of such a file. The classes of a TEXT come with their
+    probabilities, the likeliest first. Each line of --file gives a line: the likeliest label, a tab, its probability.
     """
     if (file is None) == (not texts):
         what = "there are texts and a file" if texts else "there is nothing to classify"

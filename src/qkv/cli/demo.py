@@ -201,7 +201,8 @@ def _shown(
 
 
 def _draw_alignment(model: Model, source: str, translation: Translation, picture: Path) -> None:
-    from qkv.inspect.plots import plot_alignment, save_plot
+    from qkv.inspect.attention_plots import plot_alignment
+    from qkv.inspect.plots import save_plot
 
     found = model.align(source, translation)
     save_plot(plot_alignment(found.weights, found.rows, found.columns), picture)

@@ -21,7 +21,7 @@ def doctor(context: click.Context, as_json: bool) -> None:
     """What qkv finds on this machine, and whether its attention kernels compute right here.
 
     Every kernel is compared with a float64 reference: outputs and gradients, for all masks, grouped heads and memory
-    layouts. Exits with 1 if one is out of tolerance.
+    layouts; of flex on a CPU, which has no gradients there, outputs alone. Exits with 1 if one is out of tolerance.
     """
     from qkv.evaluate.kernels import check_kernels
     from qkv.evaluate.machine import describe_machine
@@ -59,8 +59,9 @@ def _show(machine: Machine, checks: list[KernelCheck]) -> None:
     for check in checks:
         error = "not finite" if check.error is None else f"{check.error:.1e}"
         verdict = "ok" if check.ok else "WRONG"
+        where = check.case if check.gradients else f"{check.case} (outputs; no gradients here)"
         click.echo(
-            f"{check.kernel:<8}{check.device:<8}{check.dtype:<8}{error:<16}{check.tolerance:<12.1e}{verdict:<8}{check.case}"
+            f"{check.kernel:<8}{check.device:<8}{check.dtype:<8}{error:<16}{check.tolerance:<12.1e}{verdict:<8}{where}"
         )
 
 

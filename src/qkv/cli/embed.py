@@ -50,16 +50,21 @@ def embed(
     """The vector of each TEXT, or of each line of FILE (- or nothing: of standard input), by MODEL.
 
     -o OUT.npy has the vectors as float32 [texts, d_model], in order. With --json each text gives a line with `text`
-    and `embedding`. What is the name of a file means its lines.
+    and `embedding`. What is the name of a file means its lines. For a MODEL of images each argument is an image file,
+    which --json calls `image`. CLIP's models of texts and of images are FOLDER#text and FOLDER#image.
     """
     if output is None and not as_json:
         raise UsageError("the vectors have nowhere to go", hint="-o OUT.npy, or --json")
     from qkv.cli.lines import read_lines, write_lines
     from qkv.model import load
 
-    file = _file_of(texts)
-    lines = iter(texts) if texts and file is None else read_lines(file, bad_bytes)
     loaded = load(model, **loading)
+    reads_texts = next(iter(loaded.network.config.stacks.values())).input.reads_ids
+    if not reads_texts and not texts:
+        raise UsageError("there is nothing to read: the model reads images", hint="their files behind MODEL")
+    file = _file_of(texts) if reads_texts else None
+    lines = iter(texts) if texts and file is None else read_lines(file, bad_bytes)
+    what = "text" if reads_texts else "image"
 
     def answers() -> Iterator[tuple[list[str], NDArray[np.float32]]]:
         while some := list(islice(lines, _BATCHES_READ * batch_size)):
@@ -67,7 +72,7 @@ def embed(
 
     if as_json or output is None:
         told = (
-            json_line({"text": text, "embedding": vector.tolist()})
+            json_line({what: text, "embedding": vector.tolist()})
             for some, vectors in answers()
             for text, vector in zip(some, vectors, strict=True)
         )
@@ -75,7 +80,7 @@ def embed(
         return
     none = loaded.embed([], pooling=pooling)  # the width, where there is no text
     count, width = _write_array(output, file, (vectors for _, vectors in answers()), none)
-    given = f"the lines of {file}" if file else "the lines read" if not texts else "the texts given"
+    given = f"the lines of {file}" if file else "the lines read" if not texts else f"the {what}s given"
     click.echo(f"{count:,} vectors of {width} numbers: {given}", err=True)
 
 

@@ -13,8 +13,9 @@ from qkv.cli.common import allow_option, json_option, model_options, print_json
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from torch import Tensor
 
-    from qkv.inspect.attention import TextAttention
+    from qkv.inspect.attention import StackAttention
 
 KINDS = {
     "loss": ("qkv.cli.plot:loss", "Training and validation loss of runs."),
@@ -117,8 +118,9 @@ def masks(output: Path, as_json: bool) -> None:
 
 @click.command()
 @click.argument("model")
-@click.option("--text", required=True, help="What the model reads; of an encoder-decoder the source.")
-@click.option("--target", help="What an encoder-decoder makes of it (default: its own most likely output).")
+@click.option("--text", help="What the model reads; of an encoder-decoder the source.")
+@click.option("--file", help="The image or WAV file that it reads in place of a text.")
+@click.option("--target", help="What an encoder-decoder makes of it (default: its own best output).")
 @click.option("--layer", type=int, help="Only this layer, counted from 0.")
 @click.option("--head", type=int, help="Only this head of --layer, counted from 0.")
 @click.option("--stack", type=click.Choice(["encoder", "decoder"]), help="Default: the decoder, where there is one.")
@@ -131,7 +133,8 @@ def masks(output: Path, as_json: bool) -> None:
 @json_option
 def attention(
     model: str,
-    text: str,
+    text: str | None,
+    file: str | None,
     target: str | None,
     layer: int | None,
     head: int | None,
@@ -142,14 +145,16 @@ def attention(
     loading: dict[str, Any],
     as_json: bool,
 ) -> None:
-    """Who attends to whom in MODEL (a run, a checkpoint, a published model) while it reads a text.
+    """Who attends to whom in MODEL (a run, a checkpoint, a published model) while it reads a text, image or recording.
 
     All heads of all layers, or of --layer; one head with --layer and --head. Cross-attention with --align or --layer is
-    an alignment: each row is the target token that is being predicted. JSON has the weights of one head or alignment.
+    an alignment: each row is the target token that is being predicted; with an image it is drawn upon it, with a
+    recording below its log-mel features. JSON has the weights of one head or alignment.
     """
     from qkv.config.errors import UsageError
     from qkv.evaluate.runs import config_hash
-    from qkv.inspect.attention import attention_of_text, check_number
+    from qkv.generate.reader import WRITERS
+    from qkv.inspect.attention import check_number
     from qkv.inspect.plots import check_format, save_plot
     from qkv.model import load
 
@@ -158,20 +163,15 @@ def attention(
         raise UsageError("--head is a head of one layer", hint=f"--layer N --head {head}")
     if align and kind == "self":
         raise UsageError("an alignment is read from cross-attention", hint="--align without --kind self")
+    if (text is None) == (file is None):
+        raise UsageError("what is to be read is a text, or an image or WAV file", hint="--text TEXT, or --file FILE")
     loaded = load(model, **loading)
-    given: str | list[int] | None = target
-    if target is None and loaded.network.config.family == "encoder-decoder" and stack != "encoder":
-        given = loaded.generate(text, temperature=0.0).token_ids
-    found = attention_of_text(
-        loaded.network,
-        loaded.tokenizer,
-        text,
-        target=given,
-        source_tokenizer=loaded.source_tokenizer,
-        start_ids=loaded.config.generation.start_ids,
-        stack=stack,
-        kind="cross" if align else kind or "self",
-    )
+    reads = next(iter(loaded.network.config.stacks.values())).input
+    media = reads.kind in WRITERS
+    if media != (file is not None):
+        what = reads.reads if media else "no files"
+        raise UsageError(f"the model reads {what}", hint="--file FILE" if media else "--text TEXT")
+    found = loaded.attention(file or text, target, stack=stack, kind="cross" if align else kind or "self")
     if layer is not None:
         check_number("layer", layer, len(found.layers))
     footer = f"config {config_hash(loaded.config.to_yaml())}"
@@ -183,22 +183,42 @@ def attention(
     _written(output, as_json, rows=found.rows, columns=found.columns, **more)
 
 
-def _draw_matrix(found: TextAttention, layer: int | None, head: int | None, footer: str) -> tuple[Axes, dict[str, Any]]:
+def _draw_matrix(
+    found: StackAttention, layer: int | None, head: int | None, footer: str
+) -> tuple[Axes, dict[str, Any]]:
     """One head, or the mean over the heads of one layer (None: the last), with its numbers."""
     from qkv.inspect.attention import alignment
-    from qkv.inspect.plots import plot_alignment, plot_attention_head
 
     number = len(found.layers) - 1 if layer is None else layer
     weights_TS = alignment(found.layers, layer=number, head=head)
     what = f"mean of {found.layers[number].shape[0]} heads" if head is None else f"head {head}"
-    plot = plot_alignment if found.kind == "cross" else plot_attention_head
-    axes = plot(weights_TS, found.rows, found.columns, title=f"{_name(found)}, layer {number}, {what}", footer=footer)
-    return axes, {"shape": list(weights_TS.shape), "weights": weights_TS.tolist()}
+    axes = _draw_weights(found, weights_TS, title=f"{_name(found)}, layer {number}, {what}", footer=footer)
+    more = {"shape": list(weights_TS.shape), "weights": weights_TS.tolist()}
+    return axes, more if found.grid is None else more | {"grid": list(found.grid)}
 
 
-def _draw_grid(found: TextAttention, layer: int | None, footer: str) -> tuple[Axes, dict[str, Any]]:
+def _draw_weights(found: StackAttention, weights_TS: Tensor, **words: Any) -> Axes:
+    """A matrix of tokens, or what cross-attention reads of an image or recording drawn upon it."""
+    from qkv.inspect.attention_plots import (
+        plot_alignment,
+        plot_attention_head,
+        plot_image_alignment,
+        plot_sound_alignment,
+    )
+
+    if found.kind == "self":
+        return plot_attention_head(weights_TS, found.rows, found.columns, **words)
+    if found.source is None:
+        return plot_alignment(weights_TS, found.rows, found.columns, **words)
+    source = found.source.float().cpu()
+    if found.grid is None:
+        return plot_sound_alignment(weights_TS, found.rows, source, **words)[0]
+    return plot_image_alignment(weights_TS, found.rows, source, found.grid, **words)[0]
+
+
+def _draw_grid(found: StackAttention, layer: int | None, footer: str) -> tuple[Axes, dict[str, Any]]:
     """All heads of one layer, or of all (None)."""
-    from qkv.inspect.plots import plot_attention_grid
+    from qkv.inspect.attention_plots import plot_attention_grid
 
     numbers = list(range(len(found.layers))) if layer is None else [layer]
     heads = max(found.layers[number].shape[0] for number in numbers)
@@ -212,5 +232,5 @@ def _draw_grid(found: TextAttention, layer: int | None, footer: str) -> tuple[Ax
     return axes, {"shape": [len(numbers), heads, len(found.rows), len(found.columns)]}
 
 
-def _name(found: TextAttention) -> str:
+def _name(found: StackAttention) -> str:
     return f"{found.stack} {found.kind}-attention".capitalize()

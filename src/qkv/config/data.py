@@ -156,15 +156,28 @@ class MediaDataConfig(ListedDataConfig):
 
 class ImagesDataConfig(MediaDataConfig):
     """Image files (PNG, JPEG, ...), read as one of the model's size and channels: 0 .. 1, minus `mean`, over `std`,
-    each one number or one per channel. Training moves an image by up to `shift` pixels each way, drawn anew every time;
-    what comes in from beyond its border looks like the border."""
+    each one number or one per channel. An image is resized by `resample`, with smoothing where it shrinks. `fit: cover`
+    keeps its shape, and the middle is taken that has the model's: of its tighter side the share `crop`. `stretch` takes
+    all of it. Training moves an image by up to `shift` pixels each way, drawn anew every time; what comes in from
+    beyond its border looks like the border."""
 
     reads: ClassVar[str] = "patches"
     kind: Literal["images"] = "images"
     file_key: str = "image"
     mean: float | tuple[float, ...] = 0.5
     std: float | tuple[float, ...] = 0.5
+    resample: Literal["nearest", "bilinear", "bicubic", "lanczos"] = "bicubic"
+    fit: Literal["cover", "stretch"] = "cover"
+    crop: float = Field(1.0, gt=0, le=1)
     shift: int = Field(0, ge=0, le=2**10)
+
+    @model_validator(mode="after")
+    def _stretched_whole(self) -> Self:
+        if self.fit == "stretch" and self.crop != 1:
+            raise contradiction(
+                "data.fit", "data.crop", "all of an image is stretched", "data.crop=1, or data.fit=cover"
+            )
+        return self
 
 
 class AudioDataConfig(MediaDataConfig):

@@ -10,7 +10,7 @@ from pydantic import Field
 from qkv.config.base import Kinds, Node, Part, contradiction
 from qkv.config.numbers import HiddenWidth, Positive, Probability
 
-Dense = Literal["swiglu", "geglu", "geglu_tanh", "swiglu_oss", "relu", "gelu", "gelu_tanh", "silu"]
+Dense = Literal["swiglu", "geglu", "geglu_tanh", "swiglu_oss", "relu", "gelu", "gelu_tanh", "quick_gelu", "silu"]
 GATED: tuple[Dense, ...] = ("swiglu", "geglu", "geglu_tanh", "swiglu_oss")
 """The kinds of three matrices."""
 
@@ -26,10 +26,10 @@ class FeedForwardConfig(Part):
 
 
 class DenseFeedForwardConfig(FeedForwardConfig):
-    """relu, gelu (erf), gelu_tanh, silu: two matrices, d_ff = 4 d_model. swiglu, geglu, geglu_tanh, swiglu_oss
-    (gpt-oss's): three, d_ff = 8/3 d_model rounded up to a multiple of 64. `limit` of these bounds the gate's projection
-    from above and the other one on both sides. `dropout` acts on the hidden activations, `output_dropout` on the
-    result."""
+    """relu, gelu (erf), gelu_tanh, quick_gelu, silu: two matrices, d_ff = 4 d_model. swiglu, geglu, geglu_tanh,
+    swiglu_oss (gpt-oss's): three, d_ff = 8/3 d_model rounded up to a multiple of 64. `limit` of these bounds the gate's
+    projection from above and the other one on both sides. `dropout` acts on the hidden activations, `output_dropout`
+    on the result."""
 
     kind: Dense = "swiglu"
     d_ff: HiddenWidth | None = None

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from qkv.config.data import ImagesDataConfig
 from qkv.config.errors import ConfigError
 from qkv.config.load import Path_, Tree, allowed_packages, read_tree, validate
 from qkv.config.merge import difference
@@ -18,7 +19,7 @@ from qkv.config.model import BLOCK_KEYS, ModelConfig, StackConfig
 from qkv.config.run import Config
 
 _FREE = ("head", "init", "max_seq_len")
-"""Keys of a model that a run may change; so are all dropouts, and `tie_embeddings` may become none."""
+"""Keys of a model that a run may change; so are all dropouts and `mtp.weight`, and `tie_embeddings` may become none."""
 
 
 def finetune_config(
@@ -33,6 +34,9 @@ def finetune_config(
         "model": folded(trained.model),
         **trained.model_dump(mode="json", include={"tokenizer", "generation"}),
     }
+    if isinstance(trained.data, ImagesDataConfig):  # what the model is used to
+        how = {"kind", "mean", "std", "resample", "fit", "crop"}
+        beneath["data"] = trained.data.model_dump(mode="json", include=how)
     tree = read_tree(source, overrides, beneath=beneath, origin=model)
     if isinstance(tree.data["model"], Mapping):  # another family would have stranger errors first
         _check_same(tree, ("model", "family"), tree.data["model"].get("family"), trained.model.family)
@@ -65,6 +69,8 @@ def _may_become(path: Path_, key: str, value: Any) -> bool:
     if path[0] != "model":
         return False
     if key == "cross_attention" and "layers" not in path:  # what of it reaches a layer is compared there
+        return True
+    if (*path, key) == ("model", "mtp", "weight"):
         return True
     return key in _FREE or "dropout" in key or (key == "tie_embeddings" and value == "none")
 

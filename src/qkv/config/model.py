@@ -28,6 +28,7 @@ from qkv.config.parts import (
     Input,
     LanguageModelHeadConfig,
     MaskedLanguageModelHeadConfig,
+    MtpConfig,
     NoNormConfig,
     Norm,
     NormalInitConfig,
@@ -193,6 +194,13 @@ class StackConfig(Node):
             )
         self.residual.check(self.d_model)
         for layer in self.layers:
+            if isinstance(layer.norm, NoNormConfig) and isinstance(self.residual, DeepNormConfig):
+                raise contradiction(
+                    "residual.kind",
+                    "norm.kind",
+                    "deepnorm multiplies the stream by alpha in every sublayer, and only a norm makes up for it",
+                    "norm.kind=layernorm or rmsnorm",
+                )
             if layer.norm.placement not in self.residual.placements:
                 raise contradiction(
                     "residual.kind",
@@ -238,6 +246,8 @@ class StackConfig(Node):
                 "the first layer gives the values",
                 "value_residual in the first layer too",
             )
+        if len(mixed) == 1:
+            _say_nothing_to_mix()
         for index, attention in mixed.items():
             shape, first = (attention.num_kv_heads, attention.head_dim), (mixed[0].num_kv_heads, mixed[0].head_dim)
             if shape != first:
@@ -306,13 +316,15 @@ class ModelConfig(StackConfig):
     decoder-only or encoder-only model is itself its one stack.
 
     `prefix`, of a decoder: the tokens of a text's beginning (its prompt) see each other, those after it what came
-    before (a prefix-LM: Raffel et al. 2019, arXiv 1910.10683, 3.2.1).
+    before (a prefix-LM: Raffel et al. 2019, arXiv 1910.10683, 3.2.1). `mtp`, of a decoder: what it is trained to
+    predict beyond the next token.
     """
 
     family: Family = "decoder"
     prefix: bool = False
     tie_embeddings: Literal["none", "head", "source-target", "all"] = "none"
     head: Head | None = None
+    mtp: MtpConfig = MtpConfig()
     init: Init = NormalInitConfig()
     encoder: StackConfig | None = None
     decoder: StackConfig | None = None
@@ -375,8 +387,22 @@ class ModelConfig(StackConfig):
                 "prefix=false",
             )
         self._check_tying(head)
+        self._check_mtp(head)
         self._complete_deepnorm()
         return self
+
+    def _check_mtp(self, head: HeadConfig) -> None:
+        if not self.mtp.depth:
+            return
+        refused = (
+            ("family", self.family != "decoder", f"a model of family {self.family} is not one causal stack"),
+            ("prefix", self.prefix, "the tokens of a prefix would see what they are to predict"),
+            ("head.kind", not head.predicts_tokens, f"a head of kind {head.kind} predicts no tokens"),
+            ("max_seq_len", self.mtp.depth >= self.max_seq_len, "no token of the context is so far ahead"),
+        )
+        for key, breaks, why in refused:
+            if breaks:
+                raise contradiction("mtp.depth", key, why, "mtp.depth=0")
 
     def _check_source(self) -> None:
         """Which stacks may read a source, and that one does where there is a source."""
@@ -484,6 +510,12 @@ def _say_two_positions(added: str, inside: str) -> None:
     log.warning(
         "`position.kind` is %s, added to the embedding, and `layers[].position.kind` %s: both act", added, inside
     )
+
+
+@cache
+def _say_nothing_to_mix() -> None:
+    """Say, once per process, what changes nothing."""
+    log.warning("`attention.value_residual` of one layer changes nothing: the layers after it mix in its values")
 
 
 def _mixes_values(attention: object) -> TypeGuard[StandardAttentionConfig]:

@@ -221,6 +221,15 @@ class ClassifierHeadConfig(HeadConfig):
     dropout: Probability = 0.0
 
 
+class EmbeddingHeadConfig(HeadConfig):
+    """One vector per sequence (`pooling`) through a matrix to `width` numbers, by which it is compared with those of
+    another model (CLIP)."""
+
+    kind: Literal["embedding"] = "embedding"
+    width: Width
+    pooling: Literal["first", "mean", "last"] = "first"
+
+
 class NoHeadConfig(HeadConfig):
     """The hidden states themselves; `pooler` carries BERT's tanh(W h_0 + b) along for sentence vectors."""
 
@@ -228,8 +237,20 @@ class NoHeadConfig(HeadConfig):
     pooler: bool = False
 
 
+class MtpConfig(Node):
+    """Multi-token prediction (DeepSeek-V3: arXiv 2412.19437, 2.2): in training, `depth` further blocks, one after the
+    other, each predict one more of the tokens to come, through the model's own embedding and head. `weight` is that of
+    their losses' mean. Whatever reads the trained model goes without them."""
+
+    depth: int = Field(0, ge=0, le=2**6)
+    weight: float = Field(0.3, ge=0)
+
+
 Head = Annotated[
-    HeadConfig, Kinds(LanguageModelHeadConfig, MaskedLanguageModelHeadConfig, ClassifierHeadConfig, NoHeadConfig)
+    HeadConfig,
+    Kinds(
+        LanguageModelHeadConfig, MaskedLanguageModelHeadConfig, ClassifierHeadConfig, EmbeddingHeadConfig, NoHeadConfig
+    ),
 ]
 
 

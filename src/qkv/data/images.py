@@ -8,7 +8,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, cast
+from typing import IO, TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
 import torch
@@ -36,19 +36,19 @@ def read_image(
     channels: int = 3,
     mean: float | Sequence[float] = 0.5,
     std: float | Sequence[float] = 0.5,
+    **fitting: Any,
 ) -> Tensor:
-    """An image file as float32 [C, H, W]: its largest centred part of the wanted shape, resized to it (bicubic, with
-    smoothing where it shrinks), from 0 .. 1, minus `mean`, over `std`.
+    """An image file as float32 [C, H, W], from 0 .. 1, minus `mean`, over `std`.
 
     size: height and width, or one number for both. channels: 3 (RGB) or 1 (grey); what is transparent shows the colour
-    it has, and of an animation the first frame is read. mean, std: one number, or one for each channel. The camera's
-    note of how it was held is followed.
+    it has, and of an animation the first frame is read. mean, std: one number, or one for each channel. fitting: see
+    `read_pixels`. The camera's note of how it was held is followed.
 
     Raises NotFoundError, DamagedError, QkvError for a file that is no image of `FORMATS`, has more than 8 bits a
     channel or more than `MAX_PIXELS`, and UsageError where Pillow is not installed.
     """
     mean_C11, std_C11 = per_channel(mean, std, channels)
-    return normalised(read_pixels(path, size, channels), mean_C11, std_C11)
+    return normalised(read_pixels(path, size, channels, **fitting), mean_C11, std_C11)
 
 
 def normalised(pixels_CHW: Tensor, mean_C11: Tensor, std_C11: Tensor) -> Tensor:
@@ -64,15 +64,28 @@ def per_channel(mean: float | Sequence[float], std: float | Sequence[float], cha
     return mean_C11, std_C11
 
 
-def read_pixels(path: str | Path, size: int | tuple[int, int], channels: int = 3) -> Tensor:
-    """As `read_image`, but as uint8 [C, H, W]. Raises what that raises."""
+def read_pixels(
+    path: str | Path,
+    size: int | tuple[int, int],
+    channels: int = 3,
+    *,
+    resample: Literal["nearest", "bilinear", "bicubic", "lanczos"] = "bicubic",
+    fit: Literal["cover", "stretch"] = "cover",
+    crop: float = 1.0,
+) -> Tensor:
+    """As `read_image`, but as uint8 [C, H, W]. Raises what that raises.
+
+    The image is resized by `resample`, with smoothing where it shrinks: all of it ("stretch"), or with its shape kept,
+    so that of its tighter side the share `crop` has the wanted size, and the middle is taken ("cover").
+    """
     height, width = (size, size) if isinstance(size, int) else size
     if min(height, width) < 1 or height * width > MAX_PIXELS:
         raise UsageError(f"`size` is a height and width of at most {MAX_PIXELS:,} pixels, not {size!r}")
     if channels not in (1, 3):
         raise UsageError(f"an image file is read as 3 channels (RGB) or 1 (grey), not {channels!r}")
     image = _decode(Path(path), "L" if channels == 1 else "RGB")
-    pixels = np.asarray(_fitted(image, height, width)).reshape(height, width, channels)
+    share = crop if fit == "cover" else None
+    pixels = np.asarray(_fitted(image, width, height, share, resample)).reshape(height, width, channels)
     return torch.tensor(pixels).permute(2, 0, 1)
 
 
@@ -111,15 +124,27 @@ def _decode(path: Path, mode: str) -> Image.Image:
             raise DamagedError(f"the image is damaged: {error}", where=str(path)) from error
 
 
-def _fitted(image: Image.Image, height: int, width: int) -> Image.Image:
-    """The largest centred part of this shape, resized: as if the whole were resized and then cut, but a long strip
-    needs no more memory than another image."""
+def _fitted(image: Image.Image, width: int, height: int, crop: float | None, resample: str) -> Image.Image:
+    """The whole image resized (None), or with its shape kept and its tighter side of the size over `crop`, and the
+    middle cut out of it: in whole pixels, as torchvision and transformers do."""
     from PIL import Image
 
-    scale = min(image.height / height, image.width / width)
-    left, top = max(image.width - width * scale, 0) / 2, max(image.height - height * scale, 0) / 2
-    box = (left, top, image.width - left, image.height - top)
-    return image.resize((width, height), Image.Resampling.BICUBIC, box=box)
+    kernel = Image.Resampling[resample.upper()]
+    if crop is None:
+        return image.resize((width, height), kernel)
+    if image.height * width <= image.width * height:
+        new_height = round(height / crop)
+        new_width = new_height * image.width // image.height
+    else:
+        new_width = round(width / crop)
+        new_height = new_width * image.height // image.width
+    left, top = (new_width - width) // 2, (new_height - height) // 2
+    if new_width * new_height <= MAX_PIXELS:
+        return image.resize((new_width, new_height), kernel).crop((left, top, left + width, top + height))
+    # of a long strip the middle alone is resized, whose place Pillow keeps in single precision
+    across, down = image.width / new_width, image.height / new_height
+    box = (left * across, top * down, (left + width) * across, (top + height) * down)
+    return image.resize((width, height), kernel, box=box)
 
 
 def _numbers(name: str, given: float | Sequence[float], channels: int) -> Tensor:

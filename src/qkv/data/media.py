@@ -60,11 +60,12 @@ class Images:
         self.mean_C11, self.std_C11 = per_channel(data.mean, data.std, reads.channels)
         self.shape: tuple[int, ...] = (reads.channels, *reads.image_shape)
         self.vectors, self.shift = reads.fixed_length, data.shift
-        self.options: dict[str, Any] = {"vectors": self.vectors}
+        self.fitting: dict[str, Any] = data.model_dump(include={"resample", "fit", "crop"})
+        self.options: dict[str, Any] = {"vectors": self.vectors, **self.fitting}
 
     def read(self, path: str | Path) -> tuple[Values, int]:
         channels, *size = self.shape
-        return read_pixels(path, (size[0], size[1]), channels).numpy(), self.vectors
+        return read_pixels(path, (size[0], size[1]), channels, **self.fitting).numpy(), self.vectors
 
     def finished(self, values: Values) -> Tensor:
         return normalised(torch.tensor(values), self.mean_C11, self.std_C11)

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
         pronunciation_scores,
     )
     from qkv.evaluate.examples import Examples, PairScores, held_out_examples, pair_scores, read_examples
-    from qkv.evaluate.kernels import KernelCheck, check_kernels
+    from qkv.evaluate.kernels import KernelCheck, KernelUse, check_kernels, kernels_used
     from qkv.evaluate.machine import Machine, describe_machine
-    from qkv.evaluate.perplexity import Scores, masked_scores
+    from qkv.evaluate.perplexity import Scores, masked_scores, prefix_scores
     from qkv.evaluate.score import Tally, score_batches
     from qkv.evaluate.translation import TranslationScores, translation_scores
 
@@ -33,6 +33,7 @@ _ON_FIRST_USE = {
     "ClassificationScores": "classification",
     "Examples": "examples",
     "KernelCheck": "kernels",
+    "KernelUse": "kernels",
     "Machine": "machine",
     "PairScores": "examples",
     "PronunciationScores": "error_rates",
@@ -47,8 +48,10 @@ _ON_FIRST_USE = {
     "error_rate": "error_rates",
     "exact_match": "error_rates",
     "held_out_examples": "examples",
+    "kernels_used": "kernels",
     "masked_scores": "perplexity",
     "pair_scores": "examples",
+    "prefix_scores": "perplexity",
     "pronunciation_scores": "error_rates",
     "read_examples": "examples",
     "score_batches": "score",
@@ -62,6 +65,7 @@ __all__ = [
     "ClassificationScores",
     "Examples",
     "KernelCheck",
+    "KernelUse",
     "Machine",
     "Metrics",
     "PairScores",
@@ -78,9 +82,11 @@ __all__ = [
     "error_rate",
     "exact_match",
     "held_out_examples",
+    "kernels_used",
     "list_runs",
     "masked_scores",
     "pair_scores",
+    "prefix_scores",
     "pronunciation_scores",
     "read_examples",
     "read_metrics",

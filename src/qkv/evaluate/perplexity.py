@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from qkv.config.errors import QkvError, UsageError
-from qkv.config.objectives import MaskedObjectiveConfig
+from qkv.config.objectives import MaskedObjectiveConfig, ObjectiveConfig, PrefixObjectiveConfig
 from qkv.data.batches import validation_batches
 from qkv.data.prepare import Corpus
 from qkv.evaluate.score import Tally, check_predicts_tokens, score_batches
@@ -35,7 +35,7 @@ class Scores:
 
     `bytes` is the UTF-8 length of the scored tokens (special ones have none) and `bits_per_byte` what each byte costs.
     Both are None without a tokenizer, where unknown tokens stand for text that is lost, and for masked tokens, whose
-    guesses do not add up to a code for the text.
+    guesses do not add up to a code for the text, nor do those of what follows a prefix.
     """
 
     loss: float
@@ -66,11 +66,13 @@ def perplexity(
     only so many, from the front. `batch_size` windows are computed at once (None: what fits memory); the figures do not
     depend on it.
 
-    Raises UsageError for numbers that make no sense, QkvError where there is nothing to score.
+    Raises UsageError for numbers that make no sense and for a prefix-LM, QkvError where there is nothing to score.
     """
     check_predicts_tokens(network)
     if network.config.family != "decoder":
         raise UsageError("an encoder sees the words it would predict", hint="masked_scores")
+    if network.config.prefix:
+        raise UsageError("a prefix-LM is scored on what follows a prefix, not on every token", hint="prefix_scores")
     context = network.config.max_seq_len
     window = context if window is None else window
     stride = window if stride is None else stride
@@ -110,18 +112,51 @@ def masked_scores(
     check_predicts_tokens(network)
     if network.config.family != "encoder":
         raise UsageError("only an encoder guesses masked tokens", hint="perplexity")
+    objective = MaskedObjectiveConfig(rate=rate)
+    tally = _tally(network, corpus, tokenizer, objective, window, batch_size)
+    if tally.targets == 0:
+        raise QkvError("the text holds special tokens only, and these are never masked", hint="a longer text")
+    return _scores(tally, None)
+
+
+def prefix_scores(
+    network: Transformer,
+    corpus: Corpus,
+    tokenizer: Tokenizer,
+    *,
+    window: int | None = None,
+    batch_size: int | None = None,
+) -> Scores:
+    """Score a prefix-LM on what follows a prefix, whose length in each row is drawn as in training, the same in every
+    call.
+
+    Rows are pieces of at most `window` tokens (None: the model's context) of one document each, as many at once as have
+    `batch_size` times that many.
+    """
+    check_predicts_tokens(network)
+    if not network.config.prefix:
+        raise UsageError("the model has no prefix", hint="perplexity")
+    return _scores(_tally(network, corpus, tokenizer, PrefixObjectiveConfig(), window, batch_size), None)
+
+
+def _tally(
+    network: Transformer,
+    corpus: Corpus,
+    tokenizer: Tokenizer,
+    objective: ObjectiveConfig,
+    window: int | None,
+    batch_size: int | None,
+) -> Tally:
+    """The network's answers to the rows that validation makes of a corpus."""
     context = network.config.max_seq_len
     window = context if window is None else window
     _check_range("window", window, context, f"the model reads at most {context} tokens")
     if batch_size is not None:
         _check_range("batch_size", batch_size)
     slots = _SLOTS_AT_ONCE if batch_size is None else batch_size * window
-    objective = MaskedObjectiveConfig(rate=rate)
-    batches = validation_batches(corpus, objective, tokenizer, max_seq_len=window, batch_tokens=slots)
-    tally = score_batches(network, batches)
-    if tally.targets == 0:
-        raise QkvError("the text holds special tokens only, and these are never masked", hint="a longer text")
-    return _scores(tally, None)
+    return score_batches(
+        network, validation_batches(corpus, objective, tokenizer, max_seq_len=window, batch_tokens=slots)
+    )
 
 
 def _check_range(name: str, value: int, largest: int | None = None, why: str = "") -> None:

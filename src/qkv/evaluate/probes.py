@@ -31,15 +31,16 @@ REAL_SIZE = 10_000_000
 
 @dataclass(frozen=True)
 class Probe:
-    """One sequence: ids [1, T], or what else an encoder reads; and the source [1, S] of an encoder-decoder."""
+    """One sequence: ids [1, T], or what else an encoder reads; and the source [1, S] of an encoder-decoder. prefix: how
+    many of its tokens see each other in a prefix-LM."""
 
     ids: Tensor
     source: Tensor | None = None
+    prefix: int = 0
 
     def arguments(self, network: Transformer) -> dict[str, Any]:
         """What the network is called with, where it computes and in its precision."""
-        given = {"ids": self.ids} if self.source is None else {"ids": self.ids, "source": self.source}
-        return {name: placed(value, network) for name, value in given.items()}
+        return together([self], network)
 
 
 def placed(value: Tensor, network: Transformer) -> Tensor:
@@ -59,7 +60,8 @@ def probes(
     """Texts, where there is a tokenizer, and random ids: the same ones for the same model.
 
     source_tokenizer: of what an encoder-decoder reads (None: `tokenizer`). start_ids: what its decoder starts from
-    (None: BOS). avoid: ids that are not drawn. What is longer than the context is cut.
+    (None: BOS). avoid: ids that are not drawn. What is longer than the context is cut. Half of what a prefix-LM reads
+    is its prefix.
     """
     generator = torch.Generator().manual_seed(0)
     stacks = network.config.stacks
@@ -70,7 +72,8 @@ def probes(
         targets = _inputs(inner, tokenizer, True, generator, avoid, start)
         # texts against the other texts, so that source and target are not of one length
         return [Probe(ids, source) for ids, source in zip([*targets[1:], targets[0]], sources, strict=False)]
-    return [Probe(one) for one in _inputs(inner, tokenizer, network.decoder is None, generator, avoid)]
+    inputs = _inputs(inner, tokenizer, network.decoder is None, generator, avoid)
+    return [Probe(one, prefix=one.shape[1] // 2 if network.config.prefix else 0) for one in inputs]
 
 
 def _inputs(
@@ -117,6 +120,8 @@ def together(some: Sequence[Probe], network: Transformer) -> dict[str, Any]:
         given[name] = placed(pad_sequence([value[0] for value in values], batch_first=True), network)
         if len(set(lengths)) > 1:
             given[lengths_name] = torch.tensor(lengths, device=given[name].device)
+    if network.config.prefix:
+        given["prefix_lengths"] = torch.tensor([probe.prefix for probe in some], device=given["ids"].device)
     return given
 
 

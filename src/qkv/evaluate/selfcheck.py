@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -23,7 +23,7 @@ from qkv.generate.decode import Decoding, evaluating
 from qkv.generate.sampling import Sampling
 from qkv.generate.text import TextStream, Writing
 from qkv.nn.block import Block
-from qkv.nn.kernels import Kernel, KernelName, use_kernel
+from qkv.nn.kernels import KERNELS, Kernel, KernelName, use_kernel
 from qkv.nn.transformer import Transformer
 from qkv.tokenizer.tokenizer import Tokenizer
 
@@ -99,8 +99,7 @@ class _Selfcheck:
             if self.network.config.head.predicts_tokens:
                 yield self._tokens("generated with a cache, in a batch", self._written)
                 yield self._tokens("streamed", self._streamed)
-        names: tuple[KernelName, ...] = ("math", "tiled", "sdpa")
-        for name in names:
+        for name in KERNELS:
             yield self._logits(f"kernel {name}", partial(self._by_kernel, name), reordered=True)
         if not compiled:
             yield Check("compiled", "logit", None, None, "left out")
@@ -156,6 +155,8 @@ class _Selfcheck:
             parts: list[Tensor] = []
             while place < ids_1T.shape[1]:
                 size = sizes[len(parts) % len(sizes)]
+                if not parts:
+                    size = max(size, probe.prefix)  # which sees itself, and so is read at once
                 parts.append(self.network(ids_1T[:, place : place + size], cache=cache, **given))
                 given, place = {}, place + size
             found.append(torch.cat(parts, 1)[0].float().cpu())
@@ -164,7 +165,7 @@ class _Selfcheck:
     def _cached_together(self) -> list[Tensor]:
         """All but the last token of each at once, padded, then the last ones together."""
         last = torch.cat([probe.ids[:, -1:] for probe in self.probes])
-        some = [Probe(probe.ids[:, :-1], probe.source) for probe in self.probes]
+        some = [replace(probe, ids=probe.ids[:, :-1]) for probe in self.probes]
         cache = self.network.new_cache(len(some))
         before = self._cut(self.network(**together(some, self.network), cache=cache), shorter=1)
         device = next(self.network.parameters()).device

@@ -1,12 +1,13 @@
-"""A text as one vector.
+"""A text or an image as one vector.
 
-Shapes: N texts of a batch, S tokens, M model width.
+Shapes: N texts or images of a batch, S tokens or vectors, C channels, H and W height and width, M model width (of an
+embedding head: its own).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Literal, get_args
 
 import numpy as np
@@ -16,9 +17,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from qkv.config.errors import UsageError
-from qkv.config.parts import TokenInputConfig
+from qkv.config.model import StackConfig
+from qkv.config.parts import EmbeddingHeadConfig, PatchInputConfig, TokenInputConfig
 from qkv.data.rows import cut
 from qkv.generate.decode import device_of, evaluating, pad
+from qkv.generate.media import stacked
 from qkv.generate.sampling import refuse_non_finite
 from qkv.nn.head import last_real
 from qkv.nn.transformer import Transformer
@@ -30,7 +33,7 @@ PoolingKind = Literal["mean", "cls", "max", "last"]
 def embed(
     network: Transformer,
     texts: Sequence[Sequence[int]],
-    pooling: PoolingKind,
+    pooling: PoolingKind | None,
     *,
     normalise: bool = False,
     end_id: int | None = None,
@@ -40,41 +43,79 @@ def embed(
     """A vector for each text, given as ids: [N, M], in their order.
 
     It is made of the encoder's hidden vectors, whatever head there is: their mean or their largest values over the
-    text's tokens, or the vector of its first ("cls") or last token; `normalise` divides it by its length. Of a decoder
-    the last token alone has read the whole text. A text longer than `max_seq_len` tokens (None: than the context) is
-    cut, and still ends with `end_id`. Texts of like length share a batch; none depends on the others.
+    text's tokens, or the vector of its first ("cls") or last token; None: what an embedding head makes of them.
+    `normalise` divides it by its length. Of a decoder the last token alone has read the whole text. A text longer than
+    `max_seq_len` tokens (None: than the context) is cut, and still ends with `end_id`. Texts of like length share a
+    batch; none depends on the others.
 
     Raises what `check_embeds` raises, and QkvError for vectors that are not finite.
     """
     check_embeds(network, pooling)
-    stack = network.encoder if network.encoder is not None else network.decoder
-    assert stack is not None
-    limit = min(max_seq_len or stack.config.max_seq_len, stack.config.max_seq_len)
+    context = _reader(network).max_seq_len
+    limit = min(max_seq_len or context, context)
     rows = [cut(ids, limit, end_id) for ids in texts]
-    vectors = np.empty((len(rows), stack.config.d_model), np.float32)
     order = sorted(range(len(rows)), key=lambda number: len(rows[number]))
+    batches = (order[first : first + batch_size] for first in range(0, len(order), batch_size))
+    read = ((numbers, *pad([rows[number] for number in numbers], device_of(network))) for numbers in batches)
+    return _vectors(network, len(rows), read, pooling, normalise)
+
+
+@torch.inference_mode()
+def embed_images(
+    network: Transformer,
+    images: Sequence[Tensor],
+    pooling: PoolingKind | None,
+    *,
+    normalise: bool = False,
+    batch_size: int = 32,
+) -> NDArray[np.float32]:
+    """As `embed`, of images [C, H, W]: of a ViT "cls" is the class token's vector."""
+    check_embeds(network, pooling)
+    batches = (range(len(images))[first : first + batch_size] for first in range(0, len(images), batch_size))
+    like = next(network.parameters())
+    read = ((list(numbers), *stacked([images[number] for number in numbers], like)) for numbers in batches)
+    return _vectors(network, len(images), read, pooling, normalise)
+
+
+def _vectors(
+    network: Transformer,
+    count: int,
+    batches: Iterable[tuple[list[int], Tensor, Tensor | None]],
+    pooling: PoolingKind | None,
+    normalise: bool,
+) -> NDArray[np.float32]:
+    """The vectors [count, M] of batches: which numbers they are of, what is read, and the length of each."""
+    head, reader = network.config.head, _reader(network)
+    width = head.width if pooling is None and isinstance(head, EmbeddingHeadConfig) else reader.d_model
+    vectors = np.empty((count, width), np.float32)
     with evaluating(network.modules()):
-        for first in range(0, len(order), batch_size):
-            numbers = order[first : first + batch_size]
-            ids_NS, lengths_N = pad([rows[number] for number in numbers], device_of(network))
-            if network.encoder is not None:
-                h_NSM = network.encode(ids_NS, lengths_N).float()
-                h_NM = pool(h_NSM, None if stack.config.num_queries else lengths_N, pooling)
+        for numbers, inputs, lengths_N in batches:
+            if pooling is None:
+                h_NM = network(inputs, lengths=lengths_N).float()
+            elif network.encoder is not None:
+                h_NSM = network.encode(inputs, lengths_N).float()
+                h_NM = pool(h_NSM, None if reader.num_queries else lengths_N, pooling)
             else:
-                h_NM = _last_hidden(network, ids_NS, lengths_N).float()
+                h_NM = _last_hidden(network, inputs, lengths_N).float()
             refuse_non_finite(h_NM, numbers, 1)
             vectors[numbers] = (F.normalize(h_NM, dim=-1) if normalise else h_NM).cpu().numpy()
     return vectors
 
 
-def check_embeds(network: Transformer, pooling: str) -> None:
-    """Raises UsageError where such a network has no such vectors."""
+def _reader(network: Transformer) -> StackConfig:
+    """The stack that reads what becomes a vector."""
+    return next(iter(network.config.stacks.values()))
+
+
+def check_embeds(network: Transformer, pooling: str | None) -> None:
+    """Raises UsageError where such a network has no such vectors; `pooling` None: those of an embedding head."""
+    if pooling is None and isinstance(network.config.head, EmbeddingHeadConfig):
+        return
     if pooling not in get_args(PoolingKind):
         raise UsageError(f"there is no pooling {pooling!r}", hint=", ".join(get_args(PoolingKind)))
-    stack = network.encoder if network.encoder is not None else network.decoder
-    assert stack is not None
-    if not isinstance(stack.config.input, TokenInputConfig):
-        raise UsageError(f"the model reads {stack.config.input.reads}, not texts: it has no vectors for them")
+    reads = _reader(network).input
+    if not isinstance(reads, TokenInputConfig | PatchInputConfig):
+        raise UsageError(f"the model reads {reads.reads}, not texts or images: it has no vectors for them")
     if network.encoder is None and pooling != "last":
         raise UsageError(
             "a decoder reads from left to right: the last token alone has read the whole text",

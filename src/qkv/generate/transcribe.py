@@ -197,6 +197,16 @@ def window_samples(network: Transformer) -> int:
     return 2 * network.encoder.config.max_seq_len * HOP
 
 
+def one_window(network: Transformer, audio: Any) -> Tensor:
+    """A recording, as `samples_of` takes it, that the encoder reads at once. Raises UsageError for a longer one."""
+    wave_N = samples_of(audio)
+    longest = window_samples(network)
+    if len(wave_N) > longest:
+        seconds = [count / SAMPLE_RATE for count in (len(wave_N), longest)]
+        raise UsageError(f"the recording lasts {seconds[0]:.1f} s, and the model reads {seconds[1]:.1f} s at once")
+    return wave_N
+
+
 def log_mel_of(network: Transformer, waves: Sequence[Tensor]) -> Tensor:
     """What the encoder reads of each window [B, F, S]: as much of it as it can hold, and silence after it."""
     assert network.encoder is not None

@@ -21,6 +21,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from qkv.config.errors import UsageError
+from qkv.config.parts import InputConfig, LogMelInputConfig, PatchInputConfig
+from qkv.data.audio import HOP, SAMPLE_RATE
 from qkv.data.describe import spelling
 from qkv.generate.decode import check_ids, device_of, evaluating, pad, prefix_of
 from qkv.generate.prompts import begin_of, end_of, prompt_ids, read_ids, text_ids, whole_ids
@@ -163,15 +165,17 @@ def check_number(name: str, number: int, count: int) -> None:
         raise UsageError(f"there are {name}s 0 to {count - 1}, got {number}")
 
 
-# --- of a text --------------------------------------------------------------------------------------------------------
+# --- of what a model reads --------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
-class TextAttention:
-    """The attention of one stack over a text, with the tokens of both axes, [T] and [S].
+class StackAttention:
+    """The attention of one stack over what it reads, with names for both axes, [T] and [S]: tokens, and of images and
+    sound the vectors that the encoder makes of them (`vector_names`).
 
-    rows: self-attention, the tokens that attend; cross-attention, those that are being predicted: the query that reads
-    target token t - 1 predicts token t. A part of a character is shown by its bytes, `\\x..`.
+    rows: self-attention, what attends; cross-attention, the tokens that are being predicted: the query that reads
+    target token t - 1 predicts token t. A part of a character is shown by its bytes, `\\x..`. source, grid: of images
+    and sound, see `Alignment`.
     """
 
     stack: StackName
@@ -179,71 +183,75 @@ class TextAttention:
     rows: list[str]
     columns: list[str]
     layers: list[LayerAttention]
+    source: Tensor | None = None
+    grid: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True)
 class Alignment:
-    """Who reads what: `weights` [T, S] from the target tokens `rows` [T] to the source tokens `columns` [S].
+    """Who reads what: `weights` [T, S] from the target tokens `rows` [T] to `columns` [S], the tokens of the source, or
+    what the encoder makes of an image or sound (`vector_names`).
 
-    Rows sum to 1; row t is the attention with which token t was predicted.
+    Rows sum to 1, with sinks to less; row t is the attention with which token t was predicted. source: what
+    the encoder read of an image [C, H, W] or sound [F, S], None of a text. grid: the rows and columns of an image's
+    patches, which are the last of the columns, row by row.
     """
 
     rows: list[str]
     columns: list[str]
     weights: NDArray[np.float32]
+    source: NDArray[np.float32] | None = None
+    grid: tuple[int, int] | None = None
 
 
-def attention_of_text(
+def attention_of(
     network: Transformer,
     tokenizer: Tokenizer | None,
-    text: str,
+    source: str | Tensor,
     *,
     target: str | Sequence[int] | None = None,
     source_tokenizer: Tokenizer | None = None,
     start_ids: Sequence[int] | None = None,
     stack: StackName | None = None,
     kind: Kind = "self",
-) -> TextAttention:
-    """The attention over `text` as the network reads it in training: [begin] text, in encoders also [end]; to a
-    prefix-LM the text is its prefix.
+) -> StackAttention:
+    """The attention over `source` as the network reads it in training: a text as [begin] text, in encoders also [end],
+    to a prefix-LM the text is its prefix; or a tensor, what an encoder reads of an image [C, H, W] or sound [F, S].
 
     target: what the decoder of an encoder-decoder is given, a text or generated ids: it reads [begin] target and
-    predicts target [end]. source_tokenizer: of `text` there (None: one tokenizer for both). start_ids: what the decoder
+    predicts target [end]. source_tokenizer: of a text there (None: one tokenizer for both). start_ids: what the decoder
     starts from there (None: [begin]). stack, kind: see `read_attention`. Raises UsageError for a target that is missing
     or not meant, and for what does not fit.
     """
     stack = stack or main_stack(network)
     if network.encoder is not None and network.decoder is not None:
         start = begin_of(tokenizer) if start_ids is None else list(start_ids)
-        return _attention_of_pair(network, source_tokenizer or tokenizer, tokenizer, text, target, start, stack, kind)
+        return _attention_of_pair(network, source_tokenizer or tokenizer, tokenizer, source, target, start, stack, kind)
     if target is not None:
-        raise UsageError(f"a model of family {network.config.family} reads one text and no target")
-    ids = prompt_ids(tokenizer, text) if network.encoder is None else whole_ids(tokenizer, text)
-    ids_1T = _sequence(network, main_stack(network), ids, "the text")
-    prefix_1 = prefix_of(network, [ids]).get("prefix_lengths")
-    layers = read_attention(network, ids_1T, stack=stack, kind=kind, prefix_lengths=prefix_1)
-    tokens = _spelled(ids, tokenizer)
-    return TextAttention(stack, kind, tokens, tokens, layers)
+        raise UsageError(f"a model of family {network.config.family} reads one source and no target")
+    inputs, names = _read(network, main_stack(network), tokenizer, source)
+    prefix_1 = prefix_of(network, [range(len(names))]).get("prefix_lengths")
+    layers = read_attention(network, inputs, stack=stack, kind=kind, prefix_lengths=prefix_1)
+    return StackAttention(stack, kind, names, names, layers, **_shown(network, source))
 
 
 def _attention_of_pair(
     network: Transformer,
     source_tokenizer: Tokenizer | None,
     tokenizer: Tokenizer | None,
-    text: str,
+    source: str | Tensor,
     target: str | Sequence[int] | None,
     start: list[int],
     stack: StackName,
     kind: Kind,
-) -> TextAttention:
+) -> StackAttention:
     assert network.encoder is not None
     if network.encoder.config.num_queries and (stack == "encoder" or kind == "cross"):
         raise UsageError(
-            "what the encoder's learned queries read or become has no place in the text",
+            "what the encoder's learned queries read or become has no place in the source",
             hint="qkv.inspect.attention.read_attention",
         )
-    source = whole_ids(source_tokenizer, text)
-    source_1S = _sequence(network, "encoder", source, "the text")
+    inputs, names = _read(network, "encoder", source_tokenizer, source)
     if stack == "encoder":
         if target is not None:
             raise UsageError("the encoder reads the source and no target", hint="stack decoder, or no target")
@@ -256,11 +264,47 @@ def _attention_of_pair(
         ids = read_ids(target, "the target")
         whole = ids if ids[: len(start)] == start else start + ids
     ids_1T = _sequence(network, "decoder", whole[:-1], "the target")
-    layers = read_attention(network, ids_1T, source=source_1S, stack=stack, kind=kind)
+    layers = read_attention(network, ids_1T, source=inputs, stack=stack, kind=kind)
+    if stack == "encoder":
+        return StackAttention(stack, kind, names, names, layers, **_shown(network, source))
     if kind == "cross":
-        return TextAttention(stack, kind, _spelled(whole[1:], tokenizer), _spelled(source, source_tokenizer), layers)
-    tokens = _spelled(source, source_tokenizer) if stack == "encoder" else _spelled(whole[:-1], tokenizer)
-    return TextAttention(stack, kind, tokens, tokens, layers)
+        rows = _spelled(whole[1:], tokenizer)
+        return StackAttention(stack, kind, rows, names, layers, **_shown(network, source))
+    tokens = _spelled(whole[:-1], tokenizer)
+    return StackAttention(stack, kind, tokens, tokens, layers)
+
+
+def _read(
+    network: Transformer, stack: StackName, tokenizer: Tokenizer | None, source: str | Tensor
+) -> tuple[Tensor, list[str]]:
+    """What the stack reads of a source, as a batch of one, and a name for each vector that becomes of it."""
+    if isinstance(source, Tensor):
+        parameter = next(network.parameters())
+        names = vector_names(network.config.stacks[stack].input, len(source))
+        return source[None].to(parameter.device, parameter.dtype), names
+    ids = prompt_ids(tokenizer, source) if stack == "decoder" else whole_ids(tokenizer, source)
+    return _sequence(network, stack, ids, "the text"), _spelled(ids, tokenizer)
+
+
+def vector_names(reads: InputConfig, size: int) -> list[str]:
+    """What each vector stands for that becomes of an image (the class token, registers, patches by row and column) or
+    of `size` frames of sound (the moment in its middle) or features (their numbers)."""
+    if isinstance(reads, PatchInputConfig):
+        rows, columns = reads.grid
+        learned = ["class"] * reads.class_token + [f"register {number}" for number in range(reads.num_registers)]
+        return learned + [f"patch {row}, {column}" for row in range(rows) for column in range(columns)]
+    count = reads.length(size)
+    if isinstance(reads, LogMelInputConfig):
+        return [f"{2 * number * HOP / SAMPLE_RATE:.2f} s" for number in range(count)]
+    return [f"vector {number}" for number in range(count)]
+
+
+def _shown(network: Transformer, source: str | Tensor) -> dict[str, Any]:
+    """What pictures of the attention are drawn upon; nothing of a text."""
+    if isinstance(source, str):
+        return {}
+    reads = next(iter(network.config.stacks.values())).input
+    return {"source": source, "grid": reads.grid if isinstance(reads, PatchInputConfig) else None}
 
 
 def _sequence(network: Transformer, stack: StackName, ids: list[int], where: str) -> Tensor:
@@ -287,7 +331,8 @@ def alignment(
 ) -> Tensor:
     """Who reads what, in one matrix [T, S]: the mean over the heads of one layer, or one head of it.
 
-    layer: counted from 0; "mean" is that of all layers. Rows sum to 1. Raises UsageError for what is not there.
+    layer: counted from 0; "mean" is that of all layers. Rows sum to 1, with sinks to less: what a sink takes is no
+    token's. Raises UsageError for what is not there.
     """
     if layer == "mean":
         chosen = list(layers)

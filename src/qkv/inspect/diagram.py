@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import groupby, zip_longest
+from itertools import zip_longest
 from textwrap import wrap
 
 from torch import nn
@@ -60,7 +60,13 @@ def _tower(config: ModelConfig, network: Transformer, name: str, counted: set[in
     reads = stack.input.expects.replace("T", letter)
     lines = [f"{side}{reads}" if stack.input.reads_ids else reads, "  │"]
     lines += _box(_embedding_lines(stack), _fresh(embedding, counted))
-    lines.append(f"  │ [B, {length}, {stack.d_model}]")
+    prefix = ", its prefix in both directions" if config.prefix else ""
+    lines.append(f"  │ [B, {length}, {stack.d_model}]{prefix}")
+    if stack.num_queries:
+        length = stack.num_queries
+        queries: nn.Module = tower.queries  # type: ignore[assignment]
+        lines += _box([f"{length} learned queries in its place, which read it"], _fresh(queries, counted))
+        lines.append(f"  │ [B, {length}, {stack.d_model}]")
     biases = {_position(layer.position) for layer in stack.layers if layer.position.by_slots}
     if biases:
         tables = _fresh(tower.positions, counted)  # type: ignore[arg-type]
@@ -68,14 +74,18 @@ def _tower(config: ModelConfig, network: Transformer, name: str, counted: set[in
     enter, leave = _around(stack.residual)
     if enter:
         lines += [f"  │ {enter}"]
-    blocks = list(zip(stack.layers, tower.layers, strict=True))  # type: ignore[arg-type]
-    for layer, group in groupby(blocks, key=lambda pair: pair[0]):
-        members = list(group)
-        params = sum(_fresh(block, counted) for _, block in members)
+    blocks: list[nn.Module] = tower.layers  # type: ignore[assignment]
+    alike: dict[BlockConfig, list[int]] = {}
+    for number, layer in enumerate(stack.layers):
+        alike.setdefault(layer, []).append(number)
+    for layer, numbers in alike.items():
+        params = sum(_fresh(blocks[number], counted) for number in numbers)
         what = "the same block" if stack.share_layers else "block"
-        title = f"{len(members)} x {what}" if len(members) > 1 else "block"
-        typical = members[-1][1]  # a stack's first layer may have nothing to mix
-        lines += _box([title, *_block_lines(layer, typical)], params)
+        title = f"{len(numbers)} x {what}" if len(numbers) > 1 else "block"
+        if len(runs := _runs(numbers)) > 1:
+            title += f" in layers {', '.join(runs if len(runs) < 5 else [*runs[:2], '...', runs[-1]])}"
+        typical = blocks[numbers[-1]]  # a stack's first layer may have nothing to mix
+        lines += _box([title, *_block_lines(layer, typical, reading=bool(stack.num_queries))], params)
         lines.append("  │")
     if leave:
         lines += [*_box([leave], _fresh(tower.residual, counted)), "  │"]  # type: ignore[arg-type]
@@ -89,12 +99,27 @@ def _tower(config: ModelConfig, network: Transformer, name: str, counted: set[in
     if config.tie_embeddings in ("head", "all"):
         head += ", tied to the embedding"
     lines += _box([head], _fresh(network.head, counted))
+    if network.mtp is not None:
+        further = f"in training, {_several(config.mtp.depth, 'further token')}: a block each, and the same head"
+        lines += ["  │", *_box([further], _fresh(network.mtp, counted))]
     shape = {
         "language-model": f"logits [B, {length}, {stack.vocab_size}]",
         "masked-language-model": f"logits [B, {length}, {stack.vocab_size}]",
         "classifier": f"scores [B, {getattr(config.head, 'num_classes', None) or 'C'}]",
+        "embedding": f"vectors [B, {getattr(config.head, 'width', None)}]",
     }.get(config.head.kind, f"hidden vectors [B, {length}, {stack.d_model}]")
     return [*lines, "  │", shape]
+
+
+def _runs(numbers: list[int]) -> list[str]:
+    """Rising numbers with neighbours joined: 0-4, 6."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return [str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs]
 
 
 def _fresh(module: nn.Module, counted: set[int]) -> int:
@@ -150,12 +175,14 @@ def _input(stack: StackConfig) -> str:
     return "projection"
 
 
-def _block_lines(layer: BlockConfig, block: nn.Module) -> list[str]:
+def _block_lines(layer: BlockConfig, block: nn.Module, *, reading: bool = False) -> list[str]:
+    """What a layer does, sublayer by sublayer; `reading`: to learned queries, which read the input."""
     attention, feed_forward = _attention(layer.attention, layer.position), _feed_forward(layer)
     if layer.parallel == "none":
-        parts = [("self-attention", [attention])]
+        parts = [("attention to the input" if reading else "self-attention", [attention])]
         if layer.cross_attention is not None:
-            parts.append(("cross-attention", [_attention(layer.cross_attention, None)]))
+            gate = ["times tanh of a learned number"] if layer.cross_gate else []
+            parts.append(("cross-attention", [_attention(layer.cross_attention, None), *gate]))
         parts.append(("feed-forward", [feed_forward]))
     else:
         norms = "" if layer.parallel == "one-norm" else f"{_norm(layer.norm)} of its own, then "
@@ -294,7 +321,10 @@ def _feed_forward(layer: BlockConfig) -> str:
     part = layer.feed_forward
     if isinstance(part, MixtureOfExpertsConfig):
         shared = " and a shared one" if part.shared else ""
-        return f"{part.top_k} of {part.num_experts} experts{shared}, {part.expert.kind}, {part.d_ff} wide"
+        router = part.router
+        groups = f" in {router.top_groups} of {router.num_groups} groups" if router.num_groups > 1 else ""
+        chosen = f"{part.top_k} of {part.num_experts} experts{groups} by {router.score}"
+        return f"{chosen}{shared}, {part.expert.kind}, {part.d_ff} wide"
     return f"{part.kind}, {part.d_ff} wide" if isinstance(part, DenseFeedForwardConfig) else part.kind
 
 

@@ -1,4 +1,4 @@
-"""Plots: training curves, positions, masks, attention. Functions return Matplotlib axes and touch no global state.
+"""Plots: training curves, positions, masks. Functions return Matplotlib axes and touch no global state.
 
 Without `axes` they draw on a figure of their own (`axes.figure`), which `save_plot` writes as PNG, SVG or PDF.
 """
@@ -8,17 +8,17 @@ from __future__ import annotations
 import logging
 import math
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from matplotlib import colormaps, font_manager, get_cachedir, rc_context
+from matplotlib import font_manager, get_cachedir, rc_context
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.colors import ListedColormap, PowerNorm
+from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
@@ -38,7 +38,7 @@ FORMATS = (".png", ".svg", ".pdf")
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 """Okabe and Ito's, told apart by colour-blind readers too."""
 
-_HIDDEN = "#e8e8e8"
+HIDDEN = "#e8e8e8"
 _STYLE: Any = {
     "axes.spines.top": False,
     "axes.spines.right": False,
@@ -51,7 +51,7 @@ _STYLE: Any = {
     "text.parse_math": False,
 }
 _VALIDATION: dict[str, Any] = {"linewidth": 1.8, "marker": "o", "markersize": 4}
-_FOOTER: dict[str, Any] = {"fontsize": 7.5, "color": "0.45"}
+FOOTER: dict[str, Any] = {"fontsize": 7.5, "color": "0.45"}
 
 
 CHINESE_FONTS = (
@@ -98,7 +98,7 @@ def _say_no_chinese() -> None:
     )
 
 
-def _style() -> Any:
+def style() -> Any:
     return rc_context({**_STYLE, "font.family": list(_fonts())})
 
 
@@ -114,30 +114,30 @@ def save_plot(axes: Axes, path: Path) -> None:
     figure = axes.get_figure(root=True)
     assert figure is not None
     try:
-        with _style():
+        with style():
             figure.savefig(path, dpi=160, metadata={"Creator": "qkv"} if path.suffix.lower() != ".png" else None)
     except OSError as error:
         raise QkvError(f"the plot cannot be written: {error.strerror or error}", where=str(path)) from None
 
 
-def _figure(width: float, height: float) -> Figure:
+def new_figure(width: float, height: float) -> Figure:
     """A figure of its own, in inches, that no window or global list knows."""
     figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
     return figure
 
 
-def _axes(axes: Axes | None, width: float, height: float) -> Axes:
-    return _figure(width, height).add_subplot() if axes is None else axes
+def new_axes(axes: Axes | None, width: float, height: float) -> Axes:
+    return new_figure(width, height).add_subplot() if axes is None else axes
 
 
-def _footer(axes: Axes, text: str, below: int = 38) -> None:
+def write_footer(axes: Axes, text: str, below: int = 38) -> None:
     """Small print, so many points below the axes."""
     place: dict[str, Any] = {"xycoords": "axes fraction", "textcoords": "offset points"}
-    axes.annotate(text, (1, 0), (0, -below), ha="right", va="top", **place, **_FOOTER)
+    axes.annotate(text, (1, 0), (0, -below), ha="right", va="top", **place, **FOOTER)
 
 
-def _round_ticks() -> MaxNLocator:
+def round_ticks() -> MaxNLocator:
     return MaxNLocator(8, steps=[1, 2, 5, 10], integer=True)
 
 
@@ -152,8 +152,8 @@ def plot_loss(runs: Sequence[Path], axes: Axes | None = None) -> Axes:
     if not runs:
         raise UsageError("which run? a run folder such as runs/latest", hint="`qkv runs` for the list")
     drawn = [(_name(run), read_metrics(run)) for run in runs]
-    with _style():
-        axes = _axes(axes, 7.5, 4.6)
+    with style():
+        axes = new_axes(axes, 7.5, 4.6)
         handles = [Line2D([], [], color="0.4", linewidth=1, alpha=0.6, label="training")]
         for index, (name, metrics) in enumerate(drawn):
             color = COLORS[index % len(COLORS)]
@@ -169,12 +169,12 @@ def plot_loss(runs: Sequence[Path], axes: Axes | None = None) -> Axes:
         axes.set_xlabel("step")
         axes.set_ylabel("loss (nats per token)")
         axes.set_title("Loss" if len(drawn) > 1 else f"Loss of {drawn[0][0]}")
-        axes.xaxis.set_major_locator(_round_ticks())
+        axes.xaxis.set_major_locator(round_ticks())
         axes.grid(axis="y", color="0.9")
         axes.set_axisbelow(True)
         axes.legend(handles=handles, fontsize=9)
         hashes = [config_hash(run) or "unknown" for run in runs]
-        _footer(axes, f"config {', '.join(hashes[:8])}{' ...' if len(hashes) > 8 else ''}")
+        write_footer(axes, f"config {', '.join(hashes[:8])}{' ...' if len(hashes) > 8 else ''}")
     return axes
 
 
@@ -230,8 +230,8 @@ def plot_positions(
     """The heat-map of positions, red below zero and blue above: position downwards, dimension to the right."""
     values = np.asarray(table_PM, dtype=np.float32)
     limit = 1.0 if kind == "sinusoidal" else max(float(np.abs(values).max()), 1e-12)
-    with _style():
-        axes = _axes(axes, 8.0, 5.2)
+    with style():
+        axes = new_axes(axes, 8.0, 5.2)
         image = axes.imshow(
             values, cmap="RdBu", vmin=-limit, vmax=limit, aspect="auto", interpolation="nearest", origin="upper"
         )
@@ -240,12 +240,12 @@ def plot_positions(
         axes.set_ylabel("position")
         axes.set_title(f"{kind.capitalize()} positions: {values.shape[0]} positions, {values.shape[1]} dimensions")
         for axis in (axes.xaxis, axes.yaxis):
-            axis.set_major_locator(_round_ticks())
+            axis.set_major_locator(round_ticks())
         figure = axes.get_figure()
         assert figure is not None
         figure.colorbar(image, ax=axes, label="value added to the embedding", pad=0.02)
         if footer:
-            _footer(axes, footer)
+            write_footer(axes, footer)
     return axes
 
 
@@ -270,12 +270,12 @@ def plot_masks(length: int = 12) -> list[Axes]:
     examples = mask_examples()
     columns = 3
     rows = math.ceil(len(examples) / columns)
-    with _style():
-        figure = _figure(9.6, 3.5 * rows + 0.5)
+    with style():
+        figure = new_figure(9.6, 3.5 * rows + 0.5)
         grid: list[Axes] = list(figure.subplots(rows, columns).flat)
         for axes, (title, (rule, meaning)) in zip(grid, examples.items(), strict=True):
             allowed_TS = Mask.square(rule, length, torch.device("cpu")).tensor()[0, 0].numpy()
-            axes.imshow(allowed_TS, cmap=ListedColormap([_HIDDEN, COLORS[0]]), vmin=0, vmax=1)
+            axes.imshow(allowed_TS, cmap=ListedColormap([HIDDEN, COLORS[0]]), vmin=0, vmax=1)
             axes.set_title(title, fontsize=11)
             axes.set_xlabel(f"key slot\n{meaning}", fontsize=9.5)
             axes.set_ylabel("query slot", fontsize=9.5)
@@ -287,172 +287,9 @@ def plot_masks(length: int = 12) -> list[Axes]:
             axes.tick_params(which="both", length=0, labelsize=8.5)
             axes.spines[:].set_visible(False)
         figure.legend(
-            handles=[Patch(color=COLORS[0], label="may attend"), Patch(color=_HIDDEN, label="hidden")],
+            handles=[Patch(color=COLORS[0], label="may attend"), Patch(color=HIDDEN, label="hidden")],
             loc="outside lower center",
             ncols=2,
             fontsize=10,
         )
     return grid
-
-
-# --- attention --------------------------------------------------------------------------------------------------------
-
-CAUTION = "Attention weights are not causes: ablate to check"
-MOST_LABELS = 60
-"""Tokens up to which an axis is labelled with them; beyond, with their numbers. With more keys the colours follow the
-square root: weights that many share would be as white as none."""
-MOST_CELLS = 512
-"""A side of more tokens is drawn in blocks: the keys of a block are summed and its queries averaged."""
-THUMBNAIL = 64
-"""The same for each head of a grid, whose colours follow the square root."""
-
-_Weights = Tensor | NDArray[np.floating]
-
-
-def plot_attention_head(
-    weights_TS: _Weights,
-    rows: Sequence[str],
-    columns: Sequence[str],
-    axes: Axes | None = None,
-    *,
-    title: str = "Self-attention of one head",
-    footer: str = "",
-) -> Axes:
-    """One head as a matrix: who attends (rows, [T]) to whom (columns, [S]), labelled with their tokens."""
-    names = "query: the token that attends", "key: the token attended to"
-    return _plot_matrix(weights_TS, rows, columns, names, axes, title, footer)
-
-
-def plot_alignment(
-    weights_TS: _Weights,
-    rows: Sequence[str],
-    columns: Sequence[str],
-    axes: Axes | None = None,
-    *,
-    title: str = "Alignment by cross-attention",
-    footer: str = "",
-) -> Axes:
-    """What of the source (columns, [S]) is read while each target token (rows, [T]) is predicted.
-
-    The matrix is that of `qkv.inspect.attention.alignment`.
-    """
-    names = "target: the token being predicted", "source: the token attended to"
-    return _plot_matrix(weights_TS, rows, columns, names, axes, title, footer)
-
-
-def plot_attention_grid(
-    weights: Iterable[_Weights],
-    axes: Axes | None = None,
-    *,
-    layers: Sequence[int] | None = None,
-    title: str = "Attention",
-    footer: str = "",
-) -> Axes:
-    """All heads at a glance, on one scale: a line per layer of its heads' matrices, from [H, T, S] of each layer.
-
-    weights: taken one by one, so that a generator need not hold them all. layers: their numbers (None: 0, 1, ...).
-    """
-    thumbnails, blocks = [], (1, 1)
-    for weights_HTS in weights:
-        small_HTS, blocks = _in_blocks(weights_HTS, THUMBNAIL)
-        thumbnails.append(small_HTS)
-    if not thumbnails:
-        raise UsageError("a grid of no layers cannot be drawn")
-    heads = max(len(small_HTS) for small_HTS in thumbnails)
-    tall, wide = thumbnails[0].shape[1:]
-    grid = np.full((len(thumbnails), tall, heads, wide), np.nan, dtype=np.float32)  # not every layer has as many heads
-    for line, small_HTS in zip(grid, thumbnails, strict=True):
-        line[:, : len(small_HTS)] = small_HTS.transpose(1, 0, 2)
-    with _style():
-        axes = _axes(axes, min(max(1.2 * heads + 2.0, 4.5), 14.0), min(max(1.2 * len(thumbnails) + 1.3, 3.0), 14.0))
-        _draw_weights(axes, grid.reshape(len(thumbnails) * tall, heads * wide), title, root=True)
-        numbers = range(len(thumbnails)) if layers is None else layers
-        for axis, size, names in ((axes.xaxis, wide, range(heads)), (axes.yaxis, tall, numbers)):
-            step = math.ceil(len(names) / 32)
-            axis.set_ticks(
-                [(n + 0.5) * size - 0.5 for n in range(0, len(names), step)], [str(n) for n in names[::step]]
-            )
-            axis.set_ticks([n * size - 0.5 for n in range(len(names) + 1)], minor=True)
-        axes.grid(which="minor", color="0.75", linewidth=0.8)
-        axes.tick_params(which="both", length=0)
-        axes.set_xlabel("head" + _told("keys", blocks[1]))
-        axes.set_ylabel("layer" + _told("queries", blocks[0]))
-        _small_print(axes, footer)
-    return axes
-
-
-def _plot_matrix(
-    weights_TS: _Weights,
-    rows: Sequence[str],
-    columns: Sequence[str],
-    names: tuple[str, str],
-    axes: Axes | None,
-    title: str,
-    footer: str,
-) -> Axes:
-    if tuple(weights_TS.shape) != (len(rows), len(columns)):
-        raise UsageError(f"weights of {list(weights_TS.shape)} do not fit {len(rows)} rows and {len(columns)} columns")
-    small_1TS, blocks = _in_blocks(weights_TS[None], MOST_CELLS)
-    with _style():
-        sizes = [min(max(0.2 * len(tokens), 3.0), 9.0) for tokens in (columns, rows)]
-        axes = _axes(axes, sizes[0] + 2.4, sizes[1] + 1.8)
-        _draw_weights(axes, small_1TS[0], title, blocks, root=len(columns) > MOST_LABELS)
-        whats = ((axes.xaxis, columns, names[1], blocks[1], "keys"), (axes.yaxis, rows, names[0], blocks[0], "queries"))
-        for axis, tokens, name, block, what in whats:
-            if len(tokens) > MOST_LABELS:
-                axis.set_major_locator(_round_ticks())
-                axis.set_label_text(f"{name}, by number{_told(what, block)}")
-            else:
-                axis.set_ticks(range(len(tokens)), [_label(token) for token in tokens], fontsize=8)
-                axis.set_label_text(name)
-        if len(columns) <= MOST_LABELS:
-            for label in axes.get_xticklabels():
-                label.set_rotation(90 if len(label.get_text()) > 1 else 0)
-        axes.tick_params(length=2)
-        _small_print(axes, footer)
-    return axes
-
-
-def _draw_weights(
-    axes: Axes, weights_TS: NDArray[np.floating], title: str, blocks: tuple[int, int] = (1, 1), *, root: bool
-) -> None:
-    """The image and its colour bar; the axes count tokens, whatever the blocks, and the columns are named on top."""
-    height, width = (size * block for size, block in zip(weights_TS.shape, blocks, strict=True))
-    colors = colormaps["Blues"].with_extremes(bad=_HIDDEN)
-    scale = PowerNorm(0.5 if root else 1.0, vmin=0)
-    place = (-0.5, width - 0.5, height - 0.5, -0.5)
-    image = axes.imshow(weights_TS, cmap=colors, norm=scale, aspect="auto", extent=place, interpolation="nearest")
-    axes.spines[:].set_visible(False)
-    axes.xaxis.tick_top()
-    axes.xaxis.set_label_position("top")
-    axes.set_title(title)
-    figure = axes.get_figure()
-    assert figure is not None
-    figure.colorbar(image, ax=axes, label="attention weight" + ("\n(square-root scale)" if root else ""), pad=0.02)
-
-
-def _in_blocks(weights: _Weights, cells: int) -> tuple[NDArray[np.floating], tuple[int, int]]:
-    """[H, T, S] with at most so many rows and columns, and the sizes of the blocks. Rows still sum to 1."""
-    values = np.asarray(weights, dtype=np.float32)
-    tall, wide = (math.ceil(count / cells) for count in values.shape[1:])
-    starts = np.arange(0, values.shape[1], tall)
-    counts = np.diff(starts, append=values.shape[1])
-    lines = np.add.reduceat(values, starts, axis=1) / counts[:, None]
-    return np.add.reduceat(lines, np.arange(0, values.shape[2], wide), axis=2), (tall, wide)
-
-
-def _told(what: str, block: int) -> str:
-    if block == 1:
-        return ""
-    return f" ({'sums' if what == 'keys' else 'means'} of {block} {what})"
-
-
-def _label(token: str) -> str:
-    """A token for an axis: one line, spaces visible, cut where it is long."""
-    shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in token).replace(" ", "␣")
-    shown = drawable(shown)
-    return shown if len(shown) <= 20 else f"{shown[:18]}.."
-
-
-def _small_print(axes: Axes, footer: str) -> None:
-    _footer(axes, f"{CAUTION}; {footer}" if footer else CAUTION, below=6)

@@ -29,6 +29,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
     "gelu": F.gelu,
     "gelu_tanh": gelu_tanh,
+    "quick_gelu": quick_gelu,
     "silu": F.silu,
     "swiglu": F.silu,
     "geglu": F.gelu,

@@ -1,6 +1,6 @@
 """From hidden vectors to what the model says.
 
-Shapes: B batch, T tokens, M model width, V vocabulary, C classes.
+Shapes: B batch, T tokens, M model width, V vocabulary, C classes, W width of a vector.
 """
 
 from __future__ import annotations
@@ -8,7 +8,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from qkv.config.parts import ClassifierHeadConfig, LanguageModelHeadConfig, MaskedLanguageModelHeadConfig, NoHeadConfig
+from qkv.config.parts import (
+    ClassifierHeadConfig,
+    EmbeddingHeadConfig,
+    LanguageModelHeadConfig,
+    MaskedLanguageModelHeadConfig,
+    NoHeadConfig,
+)
 from qkv.nn.build import Dims, apply, build, dropout_of
 from qkv.nn.feed_forward import ACTIVATIONS
 from qkv.nn.kernels.math import capped
@@ -76,21 +82,14 @@ class Pooler(nn.Module):
         return torch.tanh(self.dense(h_BM))
 
 
-class ClassifierHead(Head):
-    """One vector per sequence (its first, its last, or the mean of all) to class scores [B, C]."""
+class PoolingHead(Head):
+    """Base of the heads that read one vector per sequence: its first, its last, or the mean of all."""
 
     per_token = False
 
-    def __init__(self, config: ClassifierHeadConfig, dims: Dims) -> None:
+    def __init__(self, config: ClassifierHeadConfig | EmbeddingHeadConfig) -> None:
         super().__init__()
         self.pooling = config.pooling
-        self.pooler: nn.Module = Pooler(dims.d_model) if config.pooler else nn.Identity()
-        self.dropout = dropout_of(config.dropout)
-        assert config.num_classes is not None
-        self.output = nn.Linear(dims.d_model, config.num_classes)
-
-    def forward(self, h_BTM: Tensor, lengths_B: Tensor | None = None) -> Tensor:
-        return self.output(apply(self.dropout, self.pooler(self.pool(h_BTM, lengths_B))))  # type: ignore[no-any-return]
 
     def pool(self, h_BTM: Tensor, lengths_B: Tensor | None) -> Tensor:
         """One vector per sequence, [B, M]; padding does not count."""
@@ -102,6 +101,31 @@ class ClassifierHead(Head):
             return last_real(h_BTM, lengths_B).squeeze(1)
         real_BT = torch.arange(h_BTM.shape[1], device=h_BTM.device) < lengths_B[:, None]
         return h_BTM.masked_fill(~real_BT[..., None], 0.0).sum(1) / lengths_B.clamp(min=1)[:, None]
+
+
+class ClassifierHead(PoolingHead):
+    """One vector per sequence to class scores [B, C]."""
+
+    def __init__(self, config: ClassifierHeadConfig, dims: Dims) -> None:
+        super().__init__(config)
+        self.pooler: nn.Module = Pooler(dims.d_model) if config.pooler else nn.Identity()
+        self.dropout = dropout_of(config.dropout)
+        assert config.num_classes is not None
+        self.output = nn.Linear(dims.d_model, config.num_classes)
+
+    def forward(self, h_BTM: Tensor, lengths_B: Tensor | None = None) -> Tensor:
+        return self.output(apply(self.dropout, self.pooler(self.pool(h_BTM, lengths_B))))  # type: ignore[no-any-return]
+
+
+class EmbeddingHead(PoolingHead):
+    """One vector per sequence through a matrix, [B, W]: CLIP's (Radford et al. 2021, arXiv 2103.00020)."""
+
+    def __init__(self, config: EmbeddingHeadConfig, dims: Dims) -> None:
+        super().__init__(config)
+        self.output = nn.Linear(dims.d_model, config.width, bias=False)
+
+    def forward(self, h_BTM: Tensor, lengths_B: Tensor | None = None) -> Tensor:
+        return self.output(self.pool(h_BTM, lengths_B))  # type: ignore[no-any-return]
 
 
 class NoHead(Head):
@@ -126,4 +150,5 @@ def last_real(x_BTM: Tensor, lengths_B: Tensor | None) -> Tensor:
 build.register(LanguageModelHeadConfig, LanguageModelHead)
 build.register(MaskedLanguageModelHeadConfig, MaskedLanguageModelHead)
 build.register(ClassifierHeadConfig, ClassifierHead)
+build.register(EmbeddingHeadConfig, EmbeddingHead)
 build.register(NoHeadConfig, NoHead)

@@ -11,7 +11,6 @@ Shapes: B batch, T tokens, N streams, M model width.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -63,13 +62,6 @@ class _Projection(nn.Module):
             self.scale.unbind(), torch.split(seen, self.groups, -1), torch.split(self.bias, self.groups), strict=True
         )
         return [a * part + b for a, part, b in parts]
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
-        def apply(tensor: Tensor) -> Tensor:
-            changed = fn(tensor)
-            return changed if changed.dtype.itemsize >= 4 else tensor.to(changed.device)
-
-        return super()._apply(apply, recurse)  # type: ignore[no-untyped-call]
 
 
 class _Project(torch.autograd.Function):

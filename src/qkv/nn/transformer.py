@@ -6,6 +6,7 @@ reads sound or images, T or S are the vectors that its stem makes.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -25,6 +26,7 @@ from qkv.nn.experts import balance, record_routing, routers_of
 from qkv.nn.head import Head, last_real
 from qkv.nn.init import initialise
 from qkv.nn.mask import Documents, Padding, Rule
+from qkv.nn.mtp import Mtp
 from qkv.nn.resampler import Resampler
 
 
@@ -32,18 +34,25 @@ from qkv.nn.resampler import Resampler
 class Output:
     """What `forward` gives for labels: summed, so that a step may be split in any way and divided once by all targets.
 
-    loss_sum: cross-entropy in nats, float32. target_count: the number of labels that count. aux: further losses of a
-    network in training, summed over rows and times their weights: "load_balance" of mixtures of experts.
+    loss_sum: cross-entropy in nats, float32. target_count: the number of labels that count. mtp_sum: in training, that
+    of multi-token prediction's further tokens, times its weight. aux: further losses of a network in training, summed
+    over rows and times their weights: "load_balance" of mixtures of experts.
     """
 
     loss_sum: Tensor
     target_count: Tensor
+    mtp_sum: Tensor | None = None
     aux: dict[str, Tensor] = field(default_factory=dict)
 
     @property
     def loss(self) -> Tensor:
         """The mean over the targets, in nats."""
         return self.loss_sum / self.target_count
+
+    def further(self, targets: int, rows: int) -> dict[str, Tensor]:
+        """The further losses, each as it is added to the mean loss of a step with so many targets and rows."""
+        found = {name: loss / rows for name, loss in self.aux.items()}
+        return found if self.mtp_sum is None else {**found, "mtp": self.mtp_sum / targets}
 
 
 class Transformer(nn.Module):
@@ -106,6 +115,7 @@ class Transformer(nn.Module):
         assert config.head is not None
         dims = Dims(last.d_model, d_out=last.vocab_size, d_embedding=last.embedding.width, norm=last.norm)
         self.head: Head = build(config.head, dims)
+        self.mtp = Mtp(config) if config.mtp.depth else None
 
     def _start(self, generator: torch.Generator | None) -> None:
         with torch.no_grad():
@@ -124,8 +134,17 @@ class Transformer(nn.Module):
             assert self.encoder_embedding is not None
             self.encoder_embedding.input.weight = reader.input.weight
 
-    def _apply(self, *args: Any, **kwargs: Any) -> Transformer:
-        super()._apply(*args, **kwargs)  # type: ignore[no-untyped-call]
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Transformer:
+        """Move or cast, but cast nothing that is kept in float32 to fewer bits."""
+        kept = [tensor for one in in_float32(self).values() for tensor in (one, one.grad) if tensor is not None]
+        ids = {id(tensor) for tensor in kept}
+
+        def apply(tensor: Tensor) -> Tensor:
+            changed = fn(tensor)
+            narrow = changed.dtype.itemsize < torch.float32.itemsize
+            return tensor.to(changed.device) if narrow and id(tensor) in ids else changed
+
+        super()._apply(apply, recurse)  # type: ignore[no-untyped-call]
         self._tie()  # moving from the meta device gives every owner a parameter of its own
         return self
 
@@ -205,22 +224,47 @@ class Transformer(nn.Module):
             lengths = self._vectors_of(lengths)
         else:
             memory_BSM, rule = self._memory(source, source_lengths, documents, source_documents, cache)
-            h_BTM = self._decode(ids, lengths, positions, documents, segments, prefix_lengths, cache, memory_BSM, rule)
+            positions = _positions(torch.arange(ids.shape[1], device=ids.device)[None], positions, documents, cache)
+            assert self.decoder_embedding is not None
+            x_BTM = self.decoder_embedding(ids, positions, segments, lengths)
+            h_BTM = self._decode(x_BTM, positions, lengths, documents, prefix_lengths, cache, memory_BSM, rule)
         if logits == "last" and labels is None and self.head.per_token:
             h_BTM = last_real(h_BTM, lengths)
         if labels is not None:
             output = self.loss(h_BTM, labels, lengths)
+            if self.mtp is not None and self.training:
+                output.mtp_sum = self._mtp_sum(h_BTM, x_BTM, labels, positions, lengths, documents)
             if self._routes:
-                output.aux.update(self._further_losses(lengths, source_lengths))
+                output.aux.update(self._balance_loss(ids, lengths, source_lengths))
             return output
         return self.head(h_BTM, lengths)
 
-    def _further_losses(self, lengths: Tensor | None, source_lengths: Tensor | None) -> dict[str, Tensor]:
-        """`aux`, of what the forward pass left behind."""
+    def _balance_loss(self, ids: Tensor, lengths: Tensor | None, source_lengths: Tensor | None) -> dict[str, Tensor]:
+        """Of `aux`, what routers noted in the forward pass."""
         read = lengths if self.decoder is None or self.encoder is None else self._memory_lengths(source_lengths)
-        losses = [balance(side, real) for side, real in ((self.encoder, read), (self.decoder, lengths)) if side]
+        parts: list[tuple[nn.Module | None, Tensor | None]] = [(self.encoder, read), (self.decoder, lengths)]
+        if self.mtp is not None:
+            all_B = ids.new_full(ids.shape[:1], ids.shape[1]) if lengths is None else lengths
+            parts += [(module, all_B - depth) for depth, module in enumerate(self.mtp.depths, 1)]
+        losses = [balance(part, real) for part, real in parts if part is not None]
         found = [loss for loss in losses if loss is not None]
         return {"load_balance": torch.stack(found).sum()} if found else {}
+
+    def _mtp_sum(
+        self,
+        h_BTM: Tensor,
+        x_BTM: Tensor,
+        labels_BT: Tensor,
+        positions: Tensor | None,
+        lengths: Tensor | None,
+        documents: Tensor | None,
+    ) -> Tensor:
+        """What further tokens cost, the mean over depths, times its weight (arXiv 2412.19437, eq. 25)."""
+        assert self.mtp is not None
+        rule = _hidden_by(None, documents)
+        depths = self.mtp(h_BTM, x_BTM, labels_BT, positions, lengths_B=lengths, documents_BT=documents, rule=rule)
+        sums = [self.loss(h_BTM, targets_BT).loss_sum for h_BTM, targets_BT in depths]
+        return self.config.mtp.weight * torch.stack(sums).mean()
 
     def encode(self, inputs: Tensor, lengths: Tensor | None = None) -> Tensor:
         """The encoder's hidden vectors [B, S, M] for what it reads, [B, Q, M] of Q learned queries; lengths [B]: of
@@ -284,23 +328,19 @@ class Transformer(nn.Module):
 
     def _decode(
         self,
-        ids: Tensor,
+        x_BTM: Tensor,
+        positions: Tensor,
         lengths: Tensor | None,
-        positions: Tensor | None,
         documents: Tensor | None,
-        segments: Tensor | None,
         prefix_lengths: Tensor | None,
         cache: Cache | None,
         memory_BSM: Tensor | None,
         memory_rule: Rule | None,
     ) -> Tensor:
-        """The decoder's hidden vectors [B, T, M]; the cache takes note only when all went well."""
+        """Embeddings to the decoder's hidden vectors, [B, T, M]; the cache takes note only when all went well."""
         assert self.decoder is not None
-        assert self.decoder_embedding is not None
         # a causal stack hides right padding by itself: it lies in every real token's future
         rule = _hidden_by(None, documents)
-        positions = _positions(torch.arange(ids.shape[1], device=ids.device)[None], positions, documents, cache)
-        x_BTM = self.decoder_embedding(ids, positions, segments, lengths)
         h_BTM: Tensor = self.decoder(
             x_BTM,
             positions,
@@ -313,7 +353,7 @@ class Transformer(nn.Module):
             cache=cache,
         )
         if cache is not None:
-            cache.advance(ids.shape[1], lengths)
+            cache.advance(x_BTM.shape[1], lengths)
             if memory_BSM is not None:
                 cache.source_rule, cache.has_source = memory_rule, True
         return h_BTM
@@ -330,6 +370,16 @@ class Transformer(nn.Module):
             label_smoothing=self.label_smoothing,
         )
         return Output(loss_sum, (labels != IGNORE).sum())
+
+
+def in_float32(network: nn.Module) -> dict[str, nn.Parameter]:
+    """What modules list in an attribute `float32`, by name: it is not cast to fewer bits when the network is."""
+    listed = {
+        f"{path}.{name}": getattr(module, name)
+        for path, module in network.named_modules()
+        for name in getattr(module, "float32", ())
+    }
+    return {name: parameter for name, parameter in listed.items() if parameter is not None}
 
 
 def _hidden_by(lengths: Tensor | None, documents: Tensor | None) -> Rule | None:

@@ -1,9 +1,9 @@
 """The one training loop: every family and objective goes through it.
 
 A step is a list of micro-batches. The loss is the sum over all target tokens of the step, divided once by their number,
-plus further losses (`Output.aux`), summed over all rows and divided by theirs, so that the gradient does not depend on
-how the step is split. What a run needs to go on exactly where it stopped is in its checkpoint: weights, optimiser,
-generators, the place in the data.
+plus further losses (`Output.further`), summed over all targets or rows and divided by theirs, so that the gradient does
+not depend on how the step is split. What a run needs to go on exactly where it stopped is in its checkpoint: weights,
+optimiser, generators, the place in the data.
 """
 
 from __future__ import annotations
@@ -259,10 +259,11 @@ class Trainer:
         total, further = 0.0, Counter[str]()
         for batch in batches:
             output = self._forward(batch)
-            loss_part = output.loss_sum / targets + sum(output.aux.values()) / rows
+            losses = output.further(targets, rows)
+            loss_part = output.loss_sum / targets + sum(losses.values())
             loss_part.backward()  # type: ignore[no-untyped-call]
             total += output.loss_sum.item()
-            further.update({f"{name}_loss": loss.item() / rows for name, loss in output.aux.items()})
+            further.update({f"{name}_loss": loss.item() for name, loss in losses.items()})
         loss = total / targets
         self._require_finite("loss", loss, self.step + 1)
         parameters = [parameter for parameter in self.network.parameters() if parameter.grad is not None]

@@ -22,6 +22,9 @@ MODULES = {
     "albert": "albert",
     "bart": "bart",
     "bert": "bert",
+    "clip_text_model": "clip_text",
+    "clip_vision_model": "clip_vision",
+    "deepseek_v3": "deepseek_v3",
     "dinov2": "dinov2",
     "dinov2_with_registers": "dinov2_with_registers",
     "gemma": "gemma",
@@ -30,6 +33,7 @@ MODULES = {
     "gemma3_text": "gemma3",
     "gpt2": "gpt2",
     "gpt_neox": "gpt_neox",
+    "gpt_oss": "gpt_oss",
     "llama": "llama",
     "m2m_100": "m2m_100",
     "marian": "marian",
@@ -62,7 +66,8 @@ class Family:
     renames: what files of this architecture also call its tensors, as (regular expression for the start of a name, what
     it stands for). fixed: published tensors that are computed here. copies: published names that repeat another's
     numbers, as {copy: original}; either may be absent, and only the original is written. ignored: patterns of published
-    names that hold nothing to load. generation: what config.json and generation_config.json mean for our `generation`
+    names that hold nothing to load. left_out: patterns of those that hold what a model here has no place for, with what
+    that is, which loading says. generation: what config.json and generation_config.json mean for our `generation`
     section, where that is more than the usual keys say. write_generation: (what a decoder starts from, the tokenizer)
     to such further keys of generation_config.json. kind: the family of ours that its models are of.
     """
@@ -77,6 +82,7 @@ class Family:
     fixed: Callable[[ModelConfig], Sequence[Fixed]] = lambda config: ()
     copies: Callable[[ModelConfig], Mapping[str, str]] = lambda config: {}
     ignored: tuple[str, ...] = ()
+    left_out: Callable[[ModelConfig], Mapping[str, str]] = lambda config: {}
     generation: Callable[[Published, Published], dict[str, Any]] = lambda config, generation: {}
     write_generation: Callable[[Sequence[int], Tokenizer | None], dict[str, Any]] = lambda start_ids, tokenizer: {}
     kind: Literal["decoder", "encoder", "encoder-decoder"] = "decoder"

@@ -19,6 +19,7 @@ ACTIVATIONS = {
     "gelu_fast": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
     "gelu": "gelu",
+    "quick_gelu": "quick_gelu",
     "relu": "relu",
     "silu": "silu",
     "swish": "silu",

@@ -84,6 +84,8 @@ def write(config: ModelConfig) -> dict[str, Any]:
 
 def rules(config: ModelConfig) -> Sequence[Rule]:
     block, layer = "decoder.blocks.*", "gpt_neox.layers.*"
+    heads = attention_of(config)
+    assert heads.head_dim is not None
     if config.layers[0].parallel == "none":
         norms = (f"{block}.self_attention.norm_in", f"{block}.feed_forward.norm_in")
         attention, feed_forward = f"{block}.self_attention.function", f"{block}.feed_forward.function"
@@ -97,7 +99,7 @@ def rules(config: ModelConfig) -> Sequence[Rule]:
         Rule(
             (f"{attention}.query", f"{attention}.key", f"{attention}.value"),
             f"{layer}.attention.query_key_value",
-            HeadRows(attention_of(config).num_heads),
+            HeadRows(heads.num_heads, (heads.head_dim,) * 3),
         ),
         Rule(f"{attention}.output", f"{layer}.attention.dense"),
         Rule(f"{feed_forward}.up", f"{layer}.mlp.dense_h_to_4h"),

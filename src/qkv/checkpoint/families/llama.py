@@ -18,26 +18,32 @@ from qkv.config.merge import merge
 from qkv.config.model import MAX_LAYERS, ModelConfig
 from qkv.config.parts import RMSNormConfig
 
-COMMON_RULES = (
+FRAME_RULES = (
     Rule("decoder_embedding.input", "model.embed_tokens"),
-    Rule("decoder.blocks.*.self_attention.function.query", "model.layers.*.self_attn.q_proj"),
-    Rule("decoder.blocks.*.self_attention.function.key", "model.layers.*.self_attn.k_proj"),
-    Rule("decoder.blocks.*.self_attention.function.value", "model.layers.*.self_attn.v_proj"),
-    Rule("decoder.blocks.*.self_attention.function.output", "model.layers.*.self_attn.o_proj"),
-    Rule("decoder.blocks.*.self_attention.function.query_norm", "model.layers.*.self_attn.q_norm"),
-    Rule("decoder.blocks.*.self_attention.function.key_norm", "model.layers.*.self_attn.k_norm"),
     Rule("decoder.blocks.*.feed_forward.function.gate", "model.layers.*.mlp.gate_proj"),
     Rule("decoder.blocks.*.feed_forward.function.up", "model.layers.*.mlp.up_proj"),
     Rule("decoder.blocks.*.feed_forward.function.down", "model.layers.*.mlp.down_proj"),
     Rule("decoder.final_norm", "model.norm"),
     Rule("head", "lm_head"),
 )
+"""All but attention and the norms of the layers."""
 
-RULES = (
-    *COMMON_RULES,
+COMMON_RULES = (
+    *FRAME_RULES,
+    Rule("decoder.blocks.*.self_attention.function.query", "model.layers.*.self_attn.q_proj"),
+    Rule("decoder.blocks.*.self_attention.function.key", "model.layers.*.self_attn.k_proj"),
+    Rule("decoder.blocks.*.self_attention.function.value", "model.layers.*.self_attn.v_proj"),
+    Rule("decoder.blocks.*.self_attention.function.output", "model.layers.*.self_attn.o_proj"),
+    Rule("decoder.blocks.*.self_attention.function.query_norm", "model.layers.*.self_attn.q_norm"),
+    Rule("decoder.blocks.*.self_attention.function.key_norm", "model.layers.*.self_attn.k_norm"),
+)
+
+NORM_RULES = (
     Rule("decoder.blocks.*.self_attention.norm_in", "model.layers.*.input_layernorm"),
     Rule("decoder.blocks.*.feed_forward.norm_in", "model.layers.*.post_attention_layernorm"),
 )
+
+RULES = (*COMMON_RULES, *NORM_RULES)
 
 IGNORED = (r".*\.rotary_emb\.inv_freq",)
 
@@ -154,15 +160,22 @@ def write_trunk(config: ModelConfig) -> dict[str, Any]:
     """The same without the feed-forward."""
     attention = attention_of(config)
     return {
+        **write_sizes(config),
+        "num_attention_heads": attention.num_heads,
+        "num_key_value_heads": attention.num_kv_heads,
+        "head_dim": attention.head_dim,
+        "attention_dropout": attention.dropout,
+    }
+
+
+def write_sizes(config: ModelConfig) -> dict[str, Any]:
+    """The same without attention."""
+    return {
         "vocab_size": config.vocab_size,
         "hidden_size": config.d_model,
         "num_hidden_layers": config.num_layers,
         "tie_word_embeddings": config.tie_embeddings == "head",
         "rms_norm_eps": expect(config.norm, RMSNormConfig, "model.norm.kind").eps,
-        "num_attention_heads": attention.num_heads,
-        "num_key_value_heads": attention.num_kv_heads,
-        "head_dim": attention.head_dim,
-        "attention_dropout": attention.dropout,
     }
 
 

@@ -1,17 +1,16 @@
-"""Mixtral (Jiang et al. 2024, arXiv 2401.04088): Mistral with a mixture of experts in every layer, whose matrices are
-published one by one."""
+"""Mixtral (Jiang et al. 2024, arXiv 2401.04088): Mistral with a mixture of experts in every layer."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from qkv.checkpoint.families import Family
+from qkv.checkpoint.families.experts import expert_rules, experts_of
 from qkv.checkpoint.families.llama import ACTIVATIONS, IGNORED, RULES, attention_of, read_decoder, write_trunk
 from qkv.checkpoint.families.rope import write_rope
-from qkv.checkpoint.mapping import Rule, Stacked
-from qkv.checkpoint.published import Published, called, expect
-from qkv.config.feed_forward import MixtureOfExpertsConfig
+from qkv.checkpoint.mapping import Rule
+from qkv.checkpoint.published import Published, called
 from qkv.config.model import ModelConfig
 
 DEFAULTS = {
@@ -29,12 +28,13 @@ def read(published: Published, head: str) -> dict[str, Any]:
     published.only("mlp_bias", False)
     model = read_decoder(published, head, theta=1e6)
     model["attention"]["window"] = published.whole("sliding_window", None)
+    one = model["feed_forward"]
     model["feed_forward"] = {
         "kind": "moe",
         "num_experts": published.whole("num_local_experts"),
         "top_k": published.whole("num_experts_per_tok"),
-        "d_ff": published.whole("intermediate_size"),
-        "expert": {"kind": published.choice("hidden_act", ACTIVATIONS, "silu")},
+        "d_ff": one["d_ff"],
+        "expert": {"kind": one["kind"]},
     }
     return model
 
@@ -52,31 +52,9 @@ def write(config: ModelConfig) -> dict[str, Any]:
     }
 
 
-def experts_of(config: ModelConfig) -> MixtureOfExpertsConfig:
-    """The experts of the first layer that has any."""
-    kinds = [layer.feed_forward for layer in config.layers]
-    mixed = next((kind for kind in kinds if isinstance(kind, MixtureOfExpertsConfig)), kinds[0])
-    return expect(mixed, MixtureOfExpertsConfig, "model.feed_forward.kind")
-
-
-def expert_rules(config: ModelConfig, place: str, names: Mapping[str, str]) -> tuple[Rule, ...]:
-    """The names of a mixture in a layer at `place`. `names`: of an expert's matrices, by ours."""
-    ours = "decoder.blocks.*.feed_forward.function"
-    count = experts_of(config).num_experts
-    return (
-        Rule(f"{ours}.router", f"{place}.gate"),
-        *(
-            Rule(
-                f"{ours}.experts.{matrix}", tuple(f"{place}.experts.{e}.{name}.weight" for e in range(count)), Stacked()
-            )
-            for matrix, name in names.items()
-        ),
-    )
-
-
 def rules(config: ModelConfig) -> Sequence[Rule]:
-    place = "model.layers.*.block_sparse_moe"
-    return (*RULES, *expert_rules(config, place, {"gate": "w1", "down": "w2", "up": "w3"}))
+    names = {"gate": "w1", "down": "w2", "up": "w3"}
+    return (*RULES, *expert_rules(config, "model.layers.*.block_sparse_moe", names))
 
 
 FAMILY = Family(

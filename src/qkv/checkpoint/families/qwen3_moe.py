@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from qkv.checkpoint.families import Family
+from qkv.checkpoint.families.experts import dense_layers, dense_width, expert_rules, experts_of
 from qkv.checkpoint.families.llama import (
     ACTIVATIONS,
     IGNORED,
@@ -16,11 +17,9 @@ from qkv.checkpoint.families.llama import (
     read_decoder,
     write_trunk,
 )
-from qkv.checkpoint.families.mixtral import expert_rules, experts_of
 from qkv.checkpoint.families.rope import write_rope
 from qkv.checkpoint.mapping import Rule
 from qkv.checkpoint.published import Published, called
-from qkv.config.feed_forward import DenseFeedForwardConfig
 from qkv.config.model import MAX_LAYERS, ModelConfig
 
 DEFAULTS = {
@@ -45,7 +44,7 @@ def read(published: Published, head: str) -> dict[str, Any]:
         "num_experts": published.whole("num_experts", published.whole("num_local_experts", 128)),
         "top_k": published.whole("num_experts_per_tok"),
         "d_ff": published.whole("moe_intermediate_size"),
-        "expert": {"kind": published.choice("hidden_act", ACTIVATIONS, "silu")},
+        "expert": {"kind": dense["kind"]},
         "router": {"normalise": published.flag("norm_topk_prob", False)},
     }
     count = published.whole("num_hidden_layers", least=1, most=MAX_LAYERS)
@@ -56,12 +55,6 @@ def read(published: Published, head: str) -> dict[str, Any]:
 
 def write(config: ModelConfig) -> dict[str, Any]:
     attention, experts = attention_of(config), experts_of(config)
-    dense = {
-        number: layer.feed_forward
-        for number, layer in enumerate(config.layers)
-        if isinstance(layer.feed_forward, DenseFeedForwardConfig)
-    }
-    width = next((feed_forward.d_ff for feed_forward in dense.values()), experts.d_ff)
     return {
         **write_trunk(config),
         **write_rope(config.layers[0].position, config.max_seq_len),
@@ -69,18 +62,17 @@ def write(config: ModelConfig) -> dict[str, Any]:
         "use_sliding_window": attention.window is not None,
         "sliding_window": attention.window,
         "hidden_act": called(ACTIVATIONS, experts.expert.kind),
-        "intermediate_size": width,
+        "intermediate_size": dense_width(config),
         "moe_intermediate_size": experts.d_ff,
         "num_experts": experts.num_experts,
         "num_experts_per_tok": experts.top_k,
         "norm_topk_prob": experts.router.normalise,
-        "mlp_only_layers": list(dense),
+        "mlp_only_layers": list(dense_layers(config)),
     }
 
 
 def rules(config: ModelConfig) -> Sequence[Rule]:
-    names = {"gate": "gate_proj", "up": "up_proj", "down": "down_proj"}
-    return (*RULES, *expert_rules(config, "model.layers.*.mlp", names))
+    return (*RULES, *expert_rules(config, "model.layers.*.mlp"))
 
 
 FAMILY = Family(

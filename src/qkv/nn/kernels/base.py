@@ -37,6 +37,12 @@ class Kernel(nn.Module):
         """The attended values, [B, H, T, E]. dropout: the probability of dropping an attention weight."""
         raise TypeError(f"{type(self).__name__} computes nothing")
 
+    def lacking(
+        self, q_BHTD: Tensor, k_BGSD: Tensor, v_BGSE: Tensor, mask: Mask, scoring: Scoring, dropout: float = 0.0
+    ) -> str:
+        """What of such a call it cannot do and hands to `math`; "" where it does all of it."""
+        return ""
+
 
 def say_fallback(kernel: str, feature: str) -> None:
     """Say, once per process, that `math` does what `kernel` cannot; not within a compiled graph, which it would cut."""

@@ -6,6 +6,7 @@ Shapes: see base.py; t and s index queries and keys, q and k are their slots.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from functools import cache, reduce, singledispatch
 from typing import Any
@@ -43,7 +44,7 @@ class FlexKernel(Kernel):
     def forward(
         self, q_BHTD: Tensor, k_BGSD: Tensor, v_BGSE: Tensor, mask: Mask, scoring: Scoring, dropout: float = 0.0
     ) -> Tensor:
-        lacking = _lacking(q_BHTD, k_BGSD, v_BGSE, mask, scoring, dropout)
+        lacking = self.lacking(q_BHTD, k_BGSD, v_BGSE, mask, scoring, dropout)
         if lacking:
             say_fallback("flex", lacking)
             return MathKernel()(q_BHTD, k_BGSD, v_BGSE, mask, scoring, dropout)  # type: ignore[no-any-return]
@@ -51,25 +52,25 @@ class FlexKernel(Kernel):
         out: Tensor = self._outside_graphs(q_BHTD, k_BGSD, v_BGSE, mask, scoring)
         return out
 
-
-def _lacking(q_BHTD: Tensor, k_BGSD: Tensor, v_BGSE: Tensor, mask: Mask, scoring: Scoring, dropout: float) -> str:
-    """What of this it cannot do."""
-    learning = torch.is_grad_enabled()
-    if mask.rule is not None and not _knows(mask.rule):
-        return "a rule of another's making"
-    if dropout:
-        return "dropout on attention weights"
-    if scoring.additive_HD is not None:
-        return "additive scores"
-    if scoring.bias is not None and scoring.bias.learning:
-        return "the gradient of a learned bias"
-    if scoring.sinks_H is not None and scoring.sinks_H.requires_grad and learning:
-        return "the gradient of sinks"
-    if q_BHTD.device.type == "cpu":
-        some = any(tensor.requires_grad for tensor in (q_BHTD, k_BGSD, v_BGSE))
-        return "gradients on a CPU" if some and learning else ""
-    narrow = min(q_BHTD.shape[3], v_BGSE.shape[3]) < NARROWEST
-    return f"heads of less than {NARROWEST} channels on a GPU" if narrow else ""
+    def lacking(
+        self, q_BHTD: Tensor, k_BGSD: Tensor, v_BGSE: Tensor, mask: Mask, scoring: Scoring, dropout: float = 0.0
+    ) -> str:
+        learning = torch.is_grad_enabled()
+        if mask.rule is not None and not _knows(mask.rule):
+            return "a rule of another's making"
+        if dropout:
+            return "dropout on attention weights"
+        if scoring.additive_HD is not None:
+            return "additive scores"
+        if scoring.bias is not None and scoring.bias.learning:
+            return "the gradient of a learned bias"
+        if scoring.sinks_H is not None and scoring.sinks_H.requires_grad and learning:
+            return "the gradient of sinks"
+        if q_BHTD.device.type == "cpu":
+            some = any(tensor.requires_grad for tensor in (q_BHTD, k_BGSD, v_BGSE))
+            return "gradients on a CPU" if some and learning else ""
+        narrow = min(q_BHTD.shape[3], v_BGSE.shape[3]) < NARROWEST
+        return f"heads of less than {NARROWEST} channels on a GPU" if narrow else ""
 
 
 def _attend(q_BHTD: Tensor, k_BGSD: Tensor, v_BGSE: Tensor, mask: Mask, scoring: Scoring) -> Tensor:
@@ -91,6 +92,8 @@ def _attend(q_BHTD: Tensor, k_BGSD: Tensor, v_BGSE: Tensor, mask: Mask, scoring:
 def _flex_attention(device: str) -> Callable[..., Any]:
     from torch.nn.attention.flex_attention import flex_attention  # loads the compiler, for a second
 
+    # that it holds all scores there is known, and the class says so
+    warnings.filterwarnings("ignore", "flex_attention called without torch.compile", UserWarning)
     attend: Any = flex_attention
     return attend if device == "cpu" else torch.compile(attend)
 

@@ -25,7 +25,7 @@ class SdpaKernel(Kernel):
     def forward(
         self, q_BHTD: Tensor, k_BGSD: Tensor, v_BGSE: Tensor, mask: Mask, scoring: Scoring, dropout: float = 0.0
     ) -> Tensor:
-        lacking = _lacking(scoring)
+        lacking = self.lacking(q_BHTD, k_BGSD, v_BGSE, mask, scoring, dropout)
         if lacking:
             say_fallback("sdpa", lacking)
             return MathKernel()(q_BHTD, k_BGSD, v_BGSE, mask, scoring, dropout)  # type: ignore[no-any-return]
@@ -35,18 +35,18 @@ class SdpaKernel(Kernel):
             return _attend(q_BHTD, k_BGSD, v_BGSE, mask, scoring, dropout).reshape(*heads_BHT, -1)
         return _attend(q_BHTD, k_BGSD, v_BGSE, mask, scoring, dropout)
 
-
-def _lacking(scoring: Scoring) -> str:
-    """What of this it cannot do."""
-    if scoring.softcap is not None:
-        return "a soft cap on scores"
-    if scoring.additive_HD is not None:
-        return "additive scores"
-    if scoring.bias is not None and scoring.bias.learning:
-        return "the gradient of a learned bias"
-    if scoring.sinks_H is not None and scoring.sinks_H.requires_grad and torch.is_grad_enabled():
-        return "the gradient of sinks"
-    return ""
+    def lacking(
+        self, q_BHTD: Tensor, k_BGSD: Tensor, v_BGSE: Tensor, mask: Mask, scoring: Scoring, dropout: float = 0.0
+    ) -> str:
+        if scoring.softcap is not None:
+            return "a soft cap on scores"
+        if scoring.additive_HD is not None:
+            return "additive scores"
+        if scoring.bias is not None and scoring.bias.learning:
+            return "the gradient of a learned bias"
+        if scoring.sinks_H is not None and scoring.sinks_H.requires_grad and torch.is_grad_enabled():
+            return "the gradient of sinks"
+        return ""
 
 
 def _attend(q_BHTD: Tensor, k_BGSD: Tensor, v_BGSE: Tensor, mask: Mask, scoring: Scoring, dropout: float) -> Tensor:

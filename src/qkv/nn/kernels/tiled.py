@@ -42,12 +42,7 @@ class TiledKernel(Kernel):
     def forward(
         self, q_BHTD: Tensor, k_BGSD: Tensor, v_BGSE: Tensor, mask: Mask, scoring: Scoring, dropout: float = 0.0
     ) -> Tensor:
-        if dropout:
-            lacking = "dropout on attention weights"
-        elif scoring.softcap is not None:
-            lacking = "a soft cap on scores"
-        else:
-            lacking = "additive scores" if scoring.additive_HD is not None else ""
+        lacking = self.lacking(q_BHTD, k_BGSD, v_BGSE, mask, scoring, dropout)
         if lacking:
             say_fallback("tiled", lacking)
             return MathKernel()(q_BHTD, k_BGSD, v_BGSE, mask, scoring, dropout)  # type: ignore[no-any-return]
@@ -58,6 +53,15 @@ class TiledKernel(Kernel):
             q_BGRTD, k_BGSD.unsqueeze(2), v_BGSE.unsqueeze(2), mask, scoring, self.tile
         )
         return out_BGRTE.flatten(1, 2)
+
+    def lacking(
+        self, q_BHTD: Tensor, k_BGSD: Tensor, v_BGSE: Tensor, mask: Mask, scoring: Scoring, dropout: float = 0.0
+    ) -> str:
+        if dropout:
+            return "dropout on attention weights"
+        if scoring.softcap is not None:
+            return "a soft cap on scores"
+        return "additive scores" if scoring.additive_HD is not None else ""
 
 
 def _tiles(mask: Mask, tile: int) -> Iterator[tuple[slice, list[tuple[slice, Tensor | None]]]]:

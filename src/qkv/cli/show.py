@@ -35,6 +35,7 @@ def show(
     from qkv.inspect.diagram import draw
     from qkv.inspect.summary import summarise
     from qkv.nn.transformer import Transformer
+    from qkv.train.optimizer import build_optimizer
 
     published = published_config(Path(config), torch_bin=torch_bin)
     if published is not None and overrides:
@@ -43,8 +44,9 @@ def show(
     model = tree.model.with_vocab_size(tree.tokenizer.vocab_size) if tree.tokenizer.vocab_size else tree.model
     network = Transformer(model, device="meta")
     summary = summarise(model, cache_dtype="bf16" if dtype == "auto" else dtype, network=network)
+    groups = [] if published else build_optimizer(tree.train.optimizer, network).describe()
     if as_json:
-        print_json({**asdict(summary), "config": tree.model_dump(mode="json")})
+        print_json({**asdict(summary), "parameter_groups": groups, "config": tree.model_dump(mode="json")})
         return
     click.echo(draw(model, network))
     click.echo("")
@@ -63,5 +65,6 @@ def show(
         )
     if summary.cross_cache_bytes_per_source_token:
         rows.append(("and per source token", f"{summary.cross_cache_bytes_per_source_token:,} bytes"))
+    rows += [("trained by", group) for group in groups]
     for name, value in rows:
         click.echo(f"{name:<26}{value}")

@@ -28,7 +28,8 @@ from torch import Tensor, nn
 
 import qkv
 from qkv.config import ModelConfig
-from qkv.train.compute import compile_blocks
+from qkv.config.run import TrainConfig
+from qkv.train.compute import choose_compute, compile_blocks
 
 LAYERS, HEADS, WIDTH, CONTEXT, BATCH, VOCABULARY = 6, 6, 384, 256, 16, 4096
 TOKENS = BATCH * CONTEXT
@@ -97,6 +98,7 @@ def ours(shape: str, compiled: bool) -> Contender:
     else:
         model = ModelConfig(**common, feed_forward={"kind": "swiglu", "d_ff": SWIGLU_WIDTH})
     network = qkv.Transformer(model)
+    choose_compute(TrainConfig(), network, compiled)
     if compiled:
         compile_blocks(network)
 

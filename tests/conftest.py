@@ -19,6 +19,10 @@ NEEDS_DATA = "needs the shared test data"
 Report = TypeVar("Report", pytest.TestReport, pytest.CollectReport)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--rewrite-golden", action="store_true", help="keep the losses that tests/train/golden compares")
+
+
 @pytest.fixture(scope="session")
 def qkv_data() -> Path:
     """The folder of the shared test data."""

@@ -39,6 +39,11 @@ def test_loss_is_plotted_from_runs(run_folder, tmp_path, capsys) -> None:
     assert "some" in drawn
 
 
+def test_a_curve_that_a_run_has_not_got_is_an_error_that_names_the_run(run_folder, tmp_path, capsys) -> None:
+    code, _, err = run(capsys, "plot", "lr", run_folder, "-o", tmp_path / "a.svg", "--log-y")
+    assert (code, "no learning rate yet" in err, str(run_folder) in err) == (1, True, True)
+
+
 def test_positions_are_plotted_from_a_configuration(tmp_path, capsys) -> None:
     code, out, err = run(
         capsys, "plot", "positions", "attention-is-all-you-need", "--length", "9", "-o", tmp_path / "a.svg"
@@ -210,6 +215,8 @@ def test_attention_that_is_not_there_exits_with_2(folders, tmp_path, capsys, fam
         (("plot", "masks", "-o", "gone/a.png"), 1, "cannot be written"),
         (("plot", "loss", "-o", "a.png"), 2, "RUN"),
         (("plot", "loss", "gone", "-o", "a.png"), 3, "no such run"),
+        (("plot", "grad-norm", "gone", "-o", "a.png"), 3, "no such run"),
+        (("plot", "speed", "gone", "-o", "a.gif"), 2, "PNG"),
         (("plot", "positions", "llama-tiny", "-o", "a.png"), 2, "rope"),
         (("plot", "positions", "encoder-tiny", "-o", "a.png"), 2, "weights"),
         (("plot", "positions", "attention-is-all-you-need", "--length", "-3", "-o", "a.png"), 2, "-3"),

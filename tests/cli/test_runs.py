@@ -61,3 +61,40 @@ def test_no_folder_is_not_found_and_an_empty_one_is_said_to_be(tmp_path, capsys)
     assert (code, out) == (0, "")
     assert "no runs" in err
     assert json.loads(run(capsys, "runs", tmp_path, "--json")[1]) == {"runs": []}
+
+
+def test_two_runs_are_compared(runs, capsys) -> None:
+    code, out, err = run(capsys, "runs", "diff", runs / "complete", runs / "interrupted")
+    assert code == 0
+    assert "train.steps  2 -> 9\n" in out
+    assert "data: unknown" in out
+    assert "loss at step" in out
+    assert err.count("env.json is missing") == 2
+    code, out, _ = run(capsys, "runs", "diff", runs / "complete", runs / "interrupted", "--json")
+    found = json.loads(out)
+    assert found["config"] == [{"key": "train.steps", "first": 2, "second": 9}]
+    assert [row["step"] for row in found["metrics"]["loss"]] == [1, 2]
+
+
+def test_a_report_is_written_for_a_run_that_is_broken(runs, capsys) -> None:
+    code, out, _ = run(capsys, "runs", "report", runs / "damaged", "--json")
+    assert (code, json.loads(out)) == (0, {"path": str(runs / "damaged/report.md")})
+    page = (runs / "damaged/report.md").read_text(encoding="utf-8")
+    assert "- metrics.jsonl:1 is damaged\n" in page
+    assert "- env.json is missing\n" in page
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (("runs", "report", "gone"), 3, "no such run"),
+        (("runs", "report", "."), 3, "no run"),
+        (("runs", "diff", "runs/complete"), 2, "B"),
+        (("runs", "diff", "runs/complete", "gone"), 3, "no such run"),
+        (("runs", "runs", "more"), 2, "more"),
+    ],
+)
+def test_a_mistake_exits_with_its_code(runs, capsys, arguments, code: int, said: str) -> None:
+    actual, out, err = run(capsys, *arguments)
+    assert (actual, out) == (code, "")
+    assert said in err

@@ -71,12 +71,15 @@ def test_show_json_has_the_promised_keys(capsys) -> None:
         "flops_per_token_forward",
         "kv_cache_bytes_per_token",
         "train_state_bytes",
+        "parameter_groups",
         "config",
     } <= set(shown)
     network = qkv.Transformer(Config.load("llama-tiny", "model.num_layers=2").model)
     assert shown["params"] == sum(p.numel() for p in network.parameters())
     assert shown["kv_cache_bytes_per_token"] == 2 * 2 * 2 * 64 * 2  # layers, k and v, kv heads, head_dim, bytes
     assert shown["train_state_bytes"] == 16 * shown["params"]
+    groups = [line.split(" tensors, ")[1].split(" values")[0] for line in shown["parameter_groups"]]
+    assert sum(int(size.replace(",", "")) for size in groups) == shown["params"]
     assert len(shown["config"]["model"]["layers"]) == 2
 
 

@@ -24,6 +24,7 @@ from qkv.config.objectives import (
     SpanObjectiveConfig,
     TranslateObjectiveConfig,
 )
+from qkv.config.training import RampStageConfig
 from qkv.data import Batch, BatchLoader, Corpus, Labelled, Pairs, validation_batches
 
 CAUSAL, MASKED, TRANSLATE = CausalObjectiveConfig(), MaskedObjectiveConfig(), TranslateObjectiveConfig()
@@ -299,6 +300,35 @@ def test_a_place_that_the_data_does_not_have_is_refused(make_corpus: Any, tokeni
     assert batches.state_dict() == before
 
 
+# --- ramps ------------------------------------------------------------------------------------------------------------
+
+
+def test_larger_steps_go_on_in_the_order_of_the_epoch(make_corpus: Any, tokenizer: Any) -> None:
+    """20 rows: three steps of one, two of two, and the rest in steps of four, of which the last goes into epoch 1."""
+    ramp = [RampStageConfig(steps=3, batch_tokens=4), RampStageConfig(steps=2, batch_tokens=8)]
+    corpus = make_corpus(range(81))
+    ramped = loader(corpus, tokenizer, batch_tokens=16, ramp=ramp)
+    plain = loader(corpus, tokenizer, batch_tokens=4)
+    rows = [row.tolist() for _ in range(9) for batch in next(ramped) for row in batch.inputs]
+    assert rows == [next(plain)[0].inputs[0].tolist() for _ in rows]
+    assert len(rows) == 3 + 4 + 4 * 4
+    assert ramped.state_dict() == {"step": 9, "epoch": 1, "index": 3}
+
+
+def test_rows_of_another_length_begin_an_epoch_of_their_own(make_corpus: Any, tokenizer: Any) -> None:
+    ramped = loader(make_corpus(range(81)), tokenizer, ramp=[RampStageConfig(steps=3, max_seq_len=2)])
+    assert [next(ramped)[0].inputs.shape for _ in range(3)] == [(4, 2)] * 3
+    assert ramped.state_dict() == {"step": 3, "epoch": 0, "index": 12}
+    epoch = [row for _ in range(10) for row in next(ramped)[0].inputs.tolist()]
+    assert sorted(epoch) == [list(range(first, first + 4)) for first in range(0, 80, 4)]
+    assert ramped.state_dict() == {"step": 13, "epoch": 2, "index": 0}
+
+
+def test_a_stage_that_the_data_do_not_fill_is_refused_before_the_first_step(make_corpus: Any, tokenizer: Any) -> None:
+    with pytest.raises(QkvError, match="too few: a window of 40"):
+        loader(make_corpus(range(30)), tokenizer, ramp=[RampStageConfig(steps=3, max_seq_len=40)])
+
+
 # --- rows of their own lengths ----------------------------------------------------------------------------------------
 
 
@@ -386,7 +416,7 @@ def test_ranks_share_the_pairs_of_one_step(pairs: Pairs, seq2seq: Any) -> None:
     ranks = [pair_loader(pairs, seq2seq, rank=rank, world_size=3) for rank in range(3)]
     shares = [numbers(epoch_of(rank)) for rank in ranks]
     assert [[*first, *second, *third] for first, second, third in zip(*shares, strict=True)] == alone
-    assert {str(rank.state_dict()) for rank in ranks} == {"{'epoch': 1, 'index': 0}"}
+    assert all(rank.state_dict() == {"step": len(alone), "epoch": 1, "index": 0} for rank in ranks)
 
 
 TASKS: list[ObjectiveConfig] = [

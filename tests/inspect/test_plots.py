@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
-from pathlib import Path
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -13,7 +10,7 @@ import pytest
 import torch
 
 from qkv import Config, Transformer
-from qkv.config.errors import NotFoundError, QkvError, UsageError
+from qkv.config.errors import QkvError, UsageError
 from qkv.inspect import plots
 from qkv.inspect.attention_plots import (
     CAUTION,
@@ -28,9 +25,7 @@ from qkv.inspect.attention_plots import (
     plot_sound_alignment,
 )
 from qkv.inspect.plots import (
-    drawable,
     mask_examples,
-    plot_loss,
     plot_masks,
     plot_positions,
     position_table,
@@ -38,73 +33,8 @@ from qkv.inspect.plots import (
 )
 
 
-def make_run(path: Path, records: list[dict[str, object]]) -> Path:
-    path.mkdir(parents=True)
-    (path / "config.yaml").write_text("train: {steps: 3}\n", encoding="utf-8")
-    (path / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
-    return path
-
-
-RECORDS: list[dict[str, object]] = [
-    {"step": 1, "loss": 3.0},
-    {"step": 2, "loss": 2.0},
-    {"step": 2, "val_loss": 2.5},
-    {"step": 3, "loss": 1.0},
-]
-
-
 def texts(axes) -> list[str]:
     return [text.get_text() for text in axes.texts]
-
-
-def legend(axes) -> list[str]:
-    return [text.get_text() for text in axes.get_legend().get_texts()]
-
-
-def test_the_loss_plot_shows_training_and_validation_with_units_and_the_config(tmp_path) -> None:
-    axes = plot_loss([make_run(tmp_path / "a", RECORDS)])
-    training, validation = axes.get_lines()
-    assert training.get_xydata().tolist() == [[1, 3], [2, 2], [3, 1]]
-    assert validation.get_xydata().tolist() == [[2, 2.5]]
-    assert (axes.get_xlabel(), axes.get_ylabel()) == ("step", "loss (nats per token)")
-    assert legend(axes) == ["training", "validation"]
-    digest = hashlib.sha256((tmp_path / "a/config.yaml").read_bytes()).hexdigest()
-    assert texts(axes) == [f"config {digest[:8]}"]
-
-
-def test_the_loss_plot_tells_runs_apart_by_name_colour_and_config(tmp_path) -> None:
-    runs = [make_run(tmp_path / name, RECORDS) for name in ("a", "b")]
-    (runs[1] / "config.yaml").write_text("train: {steps: 4}\n", encoding="utf-8")
-    (tmp_path / "latest").symlink_to("b")
-    axes = plot_loss([runs[0], tmp_path / "latest"])
-    assert legend(axes) == ["training", "validation", "a", "b"]
-    assert len({line.get_color() for line in axes.get_lines()}) == 2
-    first, second = texts(axes)[0].removeprefix("config ").split(", ")
-    assert first != second
-
-
-def test_a_run_without_validation_has_no_validation_in_the_legend(tmp_path) -> None:
-    axes = plot_loss([make_run(tmp_path / "a", RECORDS[:2])])
-    assert legend(axes) == ["training"]
-
-
-def test_a_name_is_drawn_as_it_is_or_in_codes_but_never_as_boxes(tmp_path, recwarn) -> None:
-    names = ("诗-é", "cost_$5_$6", "\U000e0041")
-    axes = plot_loss([make_run(tmp_path / name, RECORDS) for name in names])
-    save_plot(axes, tmp_path / "a.png")  # a character that a font misses is a warning of Matplotlib's
-    assert not [warning for warning in recwarn if "Glyph" in str(warning.message)]
-    assert legend(axes)[2:] == [drawable(name) for name in names]
-    assert legend(axes)[2].endswith("-é")
-    assert legend(axes)[3:] == ["cost_$5_$6", "U+E0041"]
-
-
-def test_runs_without_a_loss_are_refused(tmp_path) -> None:
-    with pytest.raises(QkvError, match="no loss yet"):
-        plot_loss([make_run(tmp_path / "a", [{"step": 1}])])
-    with pytest.raises(NotFoundError):
-        plot_loss([tmp_path / "gone"])
-    with pytest.raises(UsageError, match="which run"):
-        plot_loss([])
 
 
 def test_sinusoidal_positions_are_those_of_the_paper() -> None:
@@ -179,35 +109,15 @@ def test_another_format_or_a_place_that_cannot_be_written_is_refused(tmp_path) -
     assert not list(tmp_path.iterdir())
 
 
-def test_plots_leave_pyplot_alone_and_draw_on_given_axes(tmp_path) -> None:
-    run = make_run(tmp_path / "a", RECORDS)
+def test_plots_leave_pyplot_alone_and_draw_on_given_axes() -> None:
     before = dict(plt.rcParams)
-    plot_loss([run])
     plot_masks()
     assert plt.get_fignums() == []
     assert dict(plt.rcParams) == before
     from matplotlib.figure import Figure
 
     mine = Figure().add_subplot()
-    assert plot_loss([run], mine) is mine
     assert plot_positions(torch.zeros(2, 4), "sinusoidal", mine) is mine
-
-
-def test_no_text_overlaps_another_in_a_loss_plot_of_several_runs(tmp_path) -> None:
-    runs = [make_run(tmp_path / f"2026-01-01_120000_some-run_{number}", RECORDS) for number in range(4)]
-    axes = plot_loss(runs)
-    axes.figure.canvas.draw()
-    low, high = axes.get_xlim()
-    ticks = [tick.label1 for tick in axes.xaxis.get_major_ticks() if low <= tick.get_loc() <= high]
-    artists = [axes.title, axes.xaxis.label, axes.yaxis.label, *axes.texts, *ticks]
-    boxes = [artist.get_window_extent() for artist in artists]
-    inside = axes.figure.bbox
-    assert len(ticks) > 2
-    for index, box in enumerate(boxes):
-        assert inside.x0 <= box.x0
-        assert box.x1 <= inside.x1
-        assert inside.y0 <= box.y0
-        assert not any(box.overlaps(other) for other in boxes[index + 1 :])
 
 
 # --- attention --------------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from qkv.config.model import ModelConfig
 from qkv.config.residuals import HyperConnectionsConfig
-from qkv.config.run import AdamWConfig, MuonConfig
+from qkv.config.training import AdamWConfig, MuonConfig
 from qkv.nn import Dims, HyperConnections, Site, Transformer
 from qkv.nn.block import BlockInputs
 from qkv.nn.mask import Causal

@@ -15,7 +15,8 @@ from torch.utils.checkpoint import checkpoint
 from qkv.checkpoint.store import load_checkpoint, save_checkpoint
 from qkv.config.model import ModelConfig
 from qkv.config.residuals import MhcConfig
-from qkv.config.run import AdamWConfig, Config
+from qkv.config.run import Config
+from qkv.config.training import AdamWConfig
 from qkv.nn import Dims, Transformer
 from qkv.nn.block import BlockInputs, Sublayer
 from qkv.nn.mask import Causal

@@ -1,4 +1,4 @@
-"""How many graphs a compiled training run makes of its batches."""
+"""How many graphs a compiled training run makes of its batches, and how it computes attention."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 from qkv.config.run import Config
 from qkv.nn.transformer import Transformer
-from qkv.train.compute import Compute, compile_blocks
+from qkv.train.compute import Compute, choose_compute, compile_blocks
 
 V = 20
 SHAPES = [(3, 3, 3), (4, 7, 7), (8, 8, 5), (1, 9, 6), (16, 5, 16), (1, 4, 4), (2, 2, 2), (5, 30, 4), (7, 6, 21)]
@@ -32,7 +32,7 @@ def graphs() -> int:
 
 
 def test_batches_of_any_lengths_are_a_graph_per_kind_of_block_and_one_more_each_for_a_single_row() -> None:
-    """Encoder block, decoder block, and the loss, whatever the number of layers: far from the limit of eight."""
+    """Encoder block and decoder block, whatever the number of layers: far from the limit of eight."""
     config = Config.load("encoder-decoder-tiny", "model.d_model=16", "model.num_layers=2", "model.dropout=0.1")
     network = Transformer(config.model.with_vocab_size(V), generator=torch.Generator().manual_seed(0))
     compute = Compute(torch.device("cpu"), torch.float32, True, ())
@@ -45,4 +45,31 @@ def test_batches_of_any_lengths_are_a_graph_per_kind_of_block_and_one_more_each_
         with compute.forward_passes():
             network(ids_BT, source=ids_BS, labels=ids_BT, **lengths).loss_sum.backward()
         seen.append(graphs() - before)
-    assert seen == [3] * 3 + [6] * (len(SHAPES) - 3)
+    assert seen == [2] * 3 + [4] * (len(SHAPES) - 3)
+
+
+def test_each_length_of_a_ramp_is_a_graph_of_its_own() -> None:
+    config = Config.load("llama-tiny", "model.num_layers=2", "model.max_seq_len=32")
+    network = Transformer(config.model.with_vocab_size(V), generator=torch.Generator().manual_seed(0))
+    compile_blocks(network)
+    seen, before = [], graphs()
+    for length in (8, 8, 16, 32, 32, 8):
+        ids_BT = torch.randint(0, V, (4, length))
+        with Compute(torch.device("cpu"), torch.float32, True, ()).forward_passes():
+            network(ids_BT, labels=ids_BT).loss_sum.backward()
+        seen.append(graphs() - before)
+    assert seen == [1, 1, 2, 3, 3, 3]
+
+
+@pytest.mark.parametrize(
+    ("compiled", "max_seq_len", "kernel"),
+    [
+        (True, 512, "attention by math (compiled, 512 tokens at most)"),
+        (True, 513, "attention by sdpa"),
+        (False, 512, "attention by sdpa"),
+    ],
+)
+def test_attention_of_short_rows_is_compiled_as_matrix_products(compiled: bool, max_seq_len: int, kernel: str) -> None:
+    config = Config.load("decoder-tiny", "train.device=cpu", f"model.max_seq_len={max_seq_len}", "model.vocab_size=9")
+    network = Transformer(config.model, device="meta")
+    assert kernel in choose_compute(config.train, network, compiled).why

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from qkv.config.run import MuonConfig
+from qkv.config.training import MuonConfig
 from qkv.nn.experts import Experts
 from qkv.train.loop import resume
 from qkv.train.optimizer import build_optimizer
@@ -45,7 +45,7 @@ def test_a_run_that_went_on_is_the_whole() -> None:
     assert_same_checkpoint(step("whole", 4), step("halves", 4))
 
 
-def test_experts_are_updated_by_adamw_their_biases_do_not_decay_and_correction_biases_are_left_alone() -> None:
+def test_muon_takes_experts_one_by_one_their_biases_do_not_decay_and_correction_biases_are_left_alone() -> None:
     _, _, network = parts(config(MIXED))
     optimizer = build_optimizer(MuonConfig(), network)
     groups = {
@@ -54,11 +54,13 @@ def test_experts_are_updated_by_adamw_their_biases_do_not_decay_and_correction_b
         for group in inner.param_groups
         for parameter in group["params"]
     }
+    divided = set()
     for name, module in network.named_modules():
         if isinstance(module, Experts):
             for part in ("gate", "up", "down"):
-                assert groups[f"{name}.{part}"] == ("AdamW", True)
+                assert [groups[f"{name}.{part}.{number}"] for number in range(4)] == [("Muon", True)] * 4
                 assert groups[f"{name}.{part}_bias"] == ("AdamW", False)
-    assert {name for name, _ in network.named_parameters()} - groups.keys() == {
+                divided.add(f"{name}.{part}")
+    assert {name for name, _ in network.named_parameters()} - groups.keys() - divided == {
         f"decoder.blocks.{layer}.feed_forward.function.router.correction_bias" for layer in (0, 1)
     }

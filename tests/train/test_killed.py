@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from qkv.checkpoint.store import load_checkpoint
+from qkv.evaluate.runs import summarise_run
 
 from .processes import needs_processes, run, start
 from .small import assert_equal, assert_same_checkpoint, losses, metrics, step, steps_of, train, weights, write_config
@@ -69,15 +70,16 @@ class Killable:
         return self.forked.exitcode
 
 
-def check_killed_run(moments: list[tuple[int, float]], *, interpreter: bool) -> None:
+def check_killed_run(moments: list[tuple[int, float]], *, interpreter: bool, steps: int = STEPS) -> None:
     """Kill a run `delay` seconds after each of some steps was logged, and compare it with one that never stopped."""
     settings = str(write_config())
-    whole, killed = train("whole", *OFTEN), Path("killed")
+    changes = (*OFTEN, f"train.steps={steps}")
+    whole, killed = train("whole", *changes), Path("killed")
     for number, delay in moments:
         arguments = ["--resume", "killed"]
         if not list(killed.glob("checkpoints/step-*")):  # killed before it had saved anything
             shutil.rmtree(killed, ignore_errors=True)
-            arguments = [settings, *OFTEN, "--run-dir", "killed"]
+            arguments = [settings, *changes, "--run-dir", "killed"]
         process = Killable(["train", *arguments], interpreter=interpreter)
         wait_for(lambda number=number: last_step(killed) >= number, process.alive)
         time.sleep(delay)
@@ -87,9 +89,9 @@ def check_killed_run(moments: list[tuple[int, float]], *, interpreter: bool) -> 
     code, output = run("train", "--resume", "killed")
     assert code == 0, output
     assert steps_of(killed) == steps_of(whole)  # nothing half-written stays behind
-    assert_same_checkpoint(step(whole, STEPS), step(killed, STEPS))
+    assert_same_checkpoint(step(whole, steps), step(killed, steps))
     assert losses(killed) == losses(whole)
-    assert [number for number, _ in losses(killed)] == list(range(1, STEPS + 1))
+    assert [number for number, _ in losses(killed)] == list(range(1, steps + 1))
 
 
 def test_a_run_killed_at_random_moments_ends_in_the_same_weights() -> None:
@@ -99,11 +101,28 @@ def test_a_run_killed_at_random_moments_ends_in_the_same_weights() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(3))
-def test_an_interpreter_killed_at_five_random_moments_ends_in_the_same_weights(seed: int) -> None:
-    draw = random.Random(seed)
-    steps = sorted(draw.sample(range(2, STEPS - 4), 5))
-    check_killed_run([(number, draw.uniform(0, 0.05)) for number in steps], interpreter=True)
+def test_an_interpreter_killed_at_twenty_random_moments_ends_in_the_same_weights() -> None:
+    """Some of them before the first step, while it imports, reads the data or loads the checkpoint."""
+    draw = random.Random(0)
+    moments = [(number, draw.uniform(0, 0.05)) for number in sorted(draw.sample(range(2, 200), 14))]
+    for _ in range(6):
+        moments.insert(draw.randrange(7), (0, draw.uniform(0.1, 3)))
+    check_killed_run(moments, interpreter=True, steps=300)
+
+
+def test_a_run_is_left_to_the_process_that_is_in_it_until_it_is_killed() -> None:
+    settings = str(write_config())
+    process = Killable(
+        ["train", settings, "train.steps=9000", "train.save_every=1", "--run-dir", "mine"], interpreter=False
+    )
+    wait_for(lambda: last_step(Path("mine")) >= 2, process.alive)
+    assert summarise_run(Path("mine")).state == "running"
+    code, output = run("train", "--resume", "mine")
+    assert code == 5
+    assert f"the run is going on in process {process.forked.pid} on " in output
+    process.kill()
+    assert summarise_run(Path("mine")).state == "interrupted"
+    assert run("train", "--resume", "mine", f"train.steps={last_step(Path('mine')) + 2}")[0] == 0
 
 
 def test_ctrl_c_saves_exits_130_and_prints_how_to_go_on() -> None:

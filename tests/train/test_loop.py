@@ -14,8 +14,9 @@ import qkv
 from qkv.checkpoint.store import load_checkpoint
 from qkv.config.errors import ConfigError, QkvError
 from qkv.data import validation_batches
+from qkv.data.tokenizers import tokenizer_for
 from qkv.train import loop
-from qkv.train.loop import Trainer, fit
+from qkv.train.loop import Trainer, fit, new_trainer
 from qkv.train.optimizer import Optimizer
 
 from .small import (
@@ -33,6 +34,7 @@ from .small import (
     train,
     weights,
 )
+from .test_experts import MIXED
 
 
 def cross_entropies(network: Any, batches: list[Any]) -> list[torch.Tensor]:
@@ -94,6 +96,29 @@ def test_loss_and_gradient_do_not_depend_on_how_a_step_is_split(task: str, optim
             assert two["loss"] == pytest.approx(one["loss"], rel=1e-5)
             assert two["grad_norm"] == pytest.approx(one["grad_norm"], rel=1e-5 if one["step"] == 1 else 1e-3)
             assert two["tokens"] == one["tokens"]
+
+
+@pytest.mark.parametrize(("dtype", "rel"), [(torch.float32, 1e-5), (torch.float64, 1e-10)], ids=["fp32", "fp64"])
+@pytest.mark.parametrize("task", [*TASKS, "prefix", "experts", "translating experts"])
+def test_one_two_four_or_eight_parts_have_one_loss_and_one_gradient(task: str, dtype: torch.dtype, rel: float) -> None:
+    others = {
+        "prefix": ("objective.kind=prefix",),
+        "experts": (MIXED,),
+        "translating experts": (*TASKS["translate"], MIXED),
+    }
+    found, parts_taken = [], []
+    for ways in (1, 2, 4, 8):
+        changes = TASKS[task] if task in TASKS else others[task]
+        tokens = "null" if ways == 1 else str(128 // ways)
+        settings = config(*changes, f"train.micro_batch_tokens={tokens}", "train.label_smoothing=0.1")
+        trainer = new_trainer(settings, tokenizer_for(settings, "cache"), None, None)
+        trainer.network.to(dtype)
+        parts_taken.append(len(first_step(settings)))
+        taken = trainer.take_step()
+        found.append([value for key, value in taken.items() if key == "grad_norm" or key.endswith("loss")])
+    assert parts_taken[0] == 1 < parts_taken[2] < parts_taken[3]
+    for other in found[1:]:
+        assert other == pytest.approx(found[0], rel=rel)
 
 
 def test_label_smoothing_is_in_the_training_loss_and_not_in_validation() -> None:
@@ -199,7 +224,8 @@ def test_a_figure_that_is_not_finite_stops_the_run_and_names_the_step(lr: str) -
         train("broken", *changes, "train.steps=9")
     assert stop.value.exit_code == 1
     assert steps_of("broken") == []
-    assert all(math.isfinite(line["loss"]) and math.isfinite(line["grad_norm"]) for line in metrics("broken"))
+    taken = [line for line in metrics("broken") if "loss" in line]
+    assert all(math.isfinite(line["loss"]) and math.isfinite(line["grad_norm"]) for line in taken)
     assert_equal(weights("run", 2), good)
 
 

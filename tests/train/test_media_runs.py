@@ -47,7 +47,7 @@ def test_a_run_trains_validates_and_loads(kind: str, task: str, train: Callable[
         assert model.transcribe(files[0], max_new_tokens=4).seconds == pytest.approx(0.1, abs=0.01)
 
 
-@pytest.mark.parametrize(("kind", "task"), [("images", "classify"), ("audio", "translate")])
+@pytest.mark.parametrize(("kind", "task"), TASKS)
 def test_a_resumed_run_is_the_run_that_never_stopped(kind: str, task: str, train: Callable[..., Path]) -> None:
     noise = {"shift": 1} if kind == "images" else {"mask_mels": 2, "mask_frames": 4}
     changes = {"data": noise, "train": {"steps": 4, "save_every": 2, "keep": 9, "schedule": {"kind": "constant"}}}

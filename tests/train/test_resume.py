@@ -12,8 +12,11 @@ from typing import Any
 import pytest
 import torch
 
+from qkv.checkpoint import store
+from qkv.checkpoint.lock import locked
 from qkv.checkpoint.store import load_checkpoint
 from qkv.config.errors import ConfigError, ConflictError, NotFoundError, QkvError, UsageError
+from qkv.nn.transformer import Transformer
 from qkv.train.loop import Interrupted, fit, resume
 
 from .small import (
@@ -26,11 +29,13 @@ from .small import (
     first_steps,
     losses,
     metrics,
+    rewrite_state,
     step,
     steps_of,
     train,
     weights,
 )
+from .test_experts import MIXED
 
 # dropout, micro-batches of uneven size, and steps that cross from one epoch to the next
 HARD = ("model.dropout=0.2", "train.batch_tokens=160", "train.micro_batch_tokens=48", "train.schedule.warmup=3")
@@ -85,6 +90,43 @@ def test_half_and_half_is_the_whole(task: str, optimizer: tuple[str, ...]) -> No
     assert epochs[0] < epochs[1]
 
 
+RESIDUALS = {
+    "none": (),
+    "rezero": (),
+    "layerscale": (),
+    "deepnorm": ("model.norm.placement=post",),
+    "hyper-connections": ("model.residual.fractions=2",),
+    "mhc": (),
+    "attention-residuals": ("model.residual.block_size=1",),
+}
+OTHERS = {
+    **{
+        f"{kind}, {family}": (f"model.family={family}", f"model.residual.kind={kind}", *changes)
+        for kind, changes in RESIDUALS.items()
+        for family in ("decoder", "encoder")
+    },
+    **{f"{kind}, translate": (*TASKS["translate"], f"model.residual.kind={kind}") for kind in ("mhc", "rezero")},
+    "value residual": ("model.attention.value_residual=learned",),
+    "prefix": ("objective.kind=prefix",),
+    "latent attention": ("model.attention={kind: latent, num_heads: 2, kv_rank: 16, nope_dim: 8, rope_dim: 8}",),
+    "experts": (MIXED,),
+    "translating experts with muon": (*TASKS["translate"], MIXED, *MUON),
+    "alibi and smoothing": ("model.position.kind=alibi", "train.label_smoothing=0.1"),
+    "relative positions": ("model.position.kind=relative",),
+}
+"""What else a run may be made of."""
+
+
+@pytest.mark.parametrize("changes", OTHERS.values(), ids=OTHERS.keys())
+def test_every_part_goes_on_where_it_stopped(changes: tuple[str, ...]) -> None:
+    changes = (*changes, *HARD, *(() if MUON[0] in changes else ADAMW), "train.save_every=2", "train.eval_every=1")
+    train("whole", *changes)
+    stop_at("whole", 2, "halves")
+    resume("halves")
+    assert_same_checkpoint(step("whole", 4), step("halves", 4))
+    assert losses("halves") == losses("whole")
+
+
 def test_a_run_resumed_after_every_step_is_the_whole() -> None:
     changes = (*HARD, *MUON, "train.steps=5", "train.save_every=1", "train.keep=1")
     train("whole", *changes)
@@ -109,6 +151,21 @@ def test_other_positions_tied_heads_and_biases_go_on_too(position: str) -> None:
         "train.save_every=2",
     )
     train("whole", *changes)
+    stop_at("whole", 2, "halves")
+    resume("halves")
+    assert_same_checkpoint(step("whole", 4), step("halves", 4))
+
+
+@pytest.mark.parametrize("optimizer", [ADAMW, MUON], ids=["adamw", "muon"])
+def test_what_had_no_gradient_is_no_obstacle(optimizer: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    build = Transformer._build
+
+    def build_with_a_spare_part(self: Transformer, *arguments: Any) -> None:
+        build(self, *arguments)
+        self.spare = torch.nn.Parameter(torch.empty(3, 3))
+
+    monkeypatch.setattr(Transformer, "_build", build_with_a_spare_part)
+    train("whole", *optimizer, "train.save_every=2")
     stop_at("whole", 2, "halves")
     resume("halves")
     assert_same_checkpoint(step("whole", 4), step("halves", 4))
@@ -156,6 +213,15 @@ def test_validating_and_saving_change_nothing(task: str) -> None:
     assert losses(plain) == losses(busy)
 
 
+@pytest.mark.parametrize("family", ["decoder", "encoder"])
+def test_a_run_without_validation_is_the_run_with_it(family: str) -> None:
+    Path("held.txt").write_text("a cat sees the house\nthe dog knows\n", encoding="utf-8")
+    plain = train("plain", *HARD, "data.validation=0", family=family)
+    watched = train("watched", *HARD, "data.validation=[held.txt]", "train.eval_every=1", family=family)
+    assert_equal(weights(plain, 4), weights(watched, 4))
+    assert losses(plain) == losses(watched)
+
+
 @pytest.mark.parametrize("stopped", [False, True], ids=["finished", "interrupted"])
 def test_the_callers_generators_are_left_alone(stopped: bool) -> None:
     import random
@@ -195,11 +261,14 @@ def test_another_seed_is_another_run() -> None:
 
 def test_ctrl_c_saves_once_and_names_the_run_to_resume() -> None:
     saved: list[int] = []
+    notes: list[str] = []
 
     def listen(event: dict[str, Any]) -> None:
         interrupting(3)(event)
         if event["event"] == "checkpoint":
             saved.append(event["step"])
+        if event["event"] == "note":
+            notes.append(event["text"])
 
     changes = (*HARD, "train.steps=6", "train.save_every=3")  # the step would be saved anyway
     before = signal.getsignal(signal.SIGINT)
@@ -207,10 +276,29 @@ def test_ctrl_c_saves_once_and_names_the_run_to_resume() -> None:
         fit(config(*changes), run_dir="run", listener=listen)
     assert stop.value.run == Path("run")
     assert saved == [3]
+    assert notes == ["stopping after this step; Ctrl-C again stops at once and saves nothing"]
     assert signal.getsignal(signal.SIGINT) is before
     resume("run")
     train("whole", *changes)
     assert_same_checkpoint(step("whole", 6), step("run", 6))
+
+
+def test_ctrl_c_while_saving_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    save = store.save_file
+
+    def press(*arguments: Any) -> None:
+        if not Path("run/checkpoints/step-000002").exists():
+            signal.raise_signal(signal.SIGINT)
+            monkeypatch.setattr(store, "save_file", save)
+        save(*arguments)
+
+    changes = (*HARD, "train.save_every=2", "train.steps=6")
+    monkeypatch.setattr(store, "save_file", press)
+    with pytest.raises(Interrupted):
+        fit(config(*changes), run_dir="run")
+    assert steps_of("run") == ["step-000002", "step-000003"]
+    resume("run")
+    assert_same_checkpoint(step(train("whole", *changes), 6), step("run", 6))
 
 
 def test_the_command_to_go_on_can_be_pasted() -> None:
@@ -258,9 +346,8 @@ def test_resuming_prints_the_loss_of_one_fixed_batch_beside_the_saved_one() -> N
 def test_a_model_that_is_not_the_one_that_was_saved_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     train("run", "train.save_every=2")
     shutil.rmtree(step("run", 4))
-    state = json.loads((step("run", 2) / "state.json").read_text())
-    state["probe_loss"] += 0.1
-    (step("run", 2) / "state.json").write_text(json.dumps(state))
+    told = json.loads((step("run", 2) / "state.json").read_text())["probe_loss"]
+    rewrite_state(step("run", 2), probe_loss=told + 0.1)
     with pytest.raises(QkvError, match="not the one that was saved"):
         resume("run")
 
@@ -286,6 +373,15 @@ def test_changed_data_are_refused(change: str) -> None:
     assert metrics("run") == before
     corpus.write_text(text, encoding="utf-8")
     assert resume("run").step == 4
+
+
+def test_a_run_that_is_going_on_is_not_resumed_whether_it_has_a_checkpoint_or_not() -> None:
+    train("run", "train.save_every=2")
+    for left in (4, 2, None):
+        with locked(Path("run")), pytest.raises(ConflictError, match=r"going on in process \d+ on .* since"):
+            resume("run", steps=9)
+        if left:
+            shutil.rmtree(step("run", left))
 
 
 def test_there_must_be_something_to_resume() -> None:

@@ -18,13 +18,13 @@ import yaml
 import qkv
 from qkv.checkpoint import store
 from qkv.checkpoint.store import best_of, checkpoints_of, find_checkpoint, load_checkpoint, read_state
-from qkv.config.errors import ConflictError, NotFoundError, QkvError
+from qkv.config.errors import ConflictError, DamagedError, NotFoundError, QkvError
 from qkv.config.run import Config
 from qkv.train import run_folder
 from qkv.train.loop import Trainer, fit, resume
 from qkv.train.run_folder import RunFolder
 
-from .small import assert_same_checkpoint, config, metrics, step, steps_of, train
+from .small import assert_same_checkpoint, config, metrics, rewrite_state, step, steps_of, train
 
 Usage = namedtuple("Usage", "total used free")
 
@@ -205,8 +205,7 @@ def test_keeping_nothing_is_refused(keep: int) -> None:
 def test_a_loss_that_is_no_number_is_never_the_best() -> None:
     run = train("run", "train.eval_every=1", "train.save_every=1")
     for number, loss in ((1, float("nan")), (2, "low"), (3, None)):
-        state = json.loads((step(run, number) / "state.json").read_text(encoding="utf-8"))
-        (step(run, number) / "state.json").write_text(json.dumps({**state, "val_loss": loss}), encoding="utf-8")
+        rewrite_state(step(run, number), val_loss=loss)
     assert best_of(checkpoints_of(run)) == step(run, 4)
 
 
@@ -272,6 +271,19 @@ def test_a_deletion_that_stops_half_way_leaves_no_checkpoint(monkeypatch: pytest
     assert checkpoints_of(run) == [step(run, 2)]
     RunFolder(run).rotate(1)
     assert steps_of(run) == ["step-000002"]
+
+
+@pytest.mark.parametrize("file", ["state.json", "config.yaml", "model.safetensors", "training.safetensors"])
+def test_one_flipped_byte_names_the_file_and_where_the_run_can_go_on_from(file: str) -> None:
+    run = train("run", "train.save_every=2")
+    content = (step(run, 4) / file).read_bytes()
+    place = content.index(b'"step": 4') + 8 if file == "state.json" else len(content) // 2
+    (step(run, 4) / file).write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
+    said = rf"{file} is not what was written\n  at .*{file}\n  try .*step-000002; the run goes on from there"
+    with pytest.raises(DamagedError, match=said):
+        resume(run, steps=5)
+    shutil.rmtree(step(run, 4))
+    assert resume(run).step == 4
 
 
 # --- disks ------------------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from qkv.config.errors import ConfigError
-from qkv.config.run import (
+from qkv.config.training import (
     ConstantScheduleConfig,
     CosineScheduleConfig,
     InverseSqrtScheduleConfig,
@@ -102,6 +102,32 @@ def test_inverse_square_root_may_end_within_its_warm_up() -> None:
 def test_a_warm_up_longer_than_the_run_is_refused(kind: str) -> None:
     with pytest.raises(ConfigError, match=r"train\.schedule\.warmup.*train\.steps"):
         config("train.steps=5", f"train.schedule.kind={kind}", "train.schedule.warmup=6")
+
+
+@pytest.mark.parametrize(
+    ("tokens", "steps"), [(1, 1), (128, 1), (129, 2), (1000, 8), (96, 1)], ids=["one", "full", "over", "many", "part"]
+)
+def test_a_warm_up_in_tokens_takes_the_steps_that_they_fill(tokens: int, steps: int) -> None:
+    warm = ("train.steps=10", f"train.schedule.warmup={tokens}", "train.schedule.warmup_unit=tokens")
+    assert config(*warm).train.schedule_by_step == CosineScheduleConfig(warmup=steps)
+
+
+@pytest.mark.parametrize(("tokens", "steps"), [(64, 2), (96, 3), (97, 4), (192, 5), (193, 6), (448, 7)])
+def test_a_warm_up_in_tokens_counts_the_smaller_steps_of_a_ramp(tokens: int, steps: int) -> None:
+    ramp = "train.ramp=[{steps: 3, batch_tokens: 32}, {steps: 2, batch_tokens: 48}]"
+    train = config("train.steps=10", ramp, f"train.schedule={{warmup: {tokens}, warmup_unit: tokens}}").train
+    assert train.schedule_by_step.warmup == steps
+    assert train.tokens == 3 * 32 + 2 * 48 + 5 * 128
+
+
+def test_a_warm_up_in_tokens_longer_than_the_run_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"the peak would come at step 6 of 5"):
+        config("train.steps=5", "train.schedule={warmup: 641, warmup_unit: tokens}")
+
+
+def test_a_run_warms_up_over_its_tokens() -> None:
+    run = train("run", "train.schedule={kind: constant, warmup: 384, warmup_unit: tokens}", "train.optimizer.lr=0.03")
+    assert [line["lr"] for line in metrics(run) if "lr" in line] == pytest.approx([0.01, 0.02, 0.03, 0.03])
 
 
 @pytest.mark.parametrize("optimizer", [("train.optimizer.lr=0.01",), MUON], ids=["adamw", "muon"])

@@ -5,7 +5,7 @@
     source-tokenizer/      that of the sources, where they have one of their own
     model.safetensors      every parameter once (a tied matrix under the name of its first owner)
     training.safetensors   optimiser state and generators, where training goes on
-    state.json             format_version, step, ..., and size and sha256 of every other file; written last
+    state.json             format_version, step, ..., size and sha256 of every other file, its own; written last
 
 A checkpoint is written beside its place and renamed into it, so that whatever happens the earlier ones stay loadable
 and a half-written one is never taken for a whole one.
@@ -100,8 +100,14 @@ def save_checkpoint(
         files = {}
         for path in sorted(p for p in beside.rglob("*") if p.is_file()):
             files[path.relative_to(beside).as_posix()] = {"bytes": path.stat().st_size, "sha256": sha256_of(path)}
-        text = json.dumps({**state, "files": files}, indent=1)
+        state = {**state, "files": files}
+        text = json.dumps({**state, "sha256": _digest(state)}, indent=1)
         (beside / "state.json").write_text(text + "\n", encoding="utf-8")
+
+
+def _digest(state: Mapping[str, Any]) -> str:
+    """What state.json says, however it is laid out."""
+    return hashlib.sha256(json.dumps(state, sort_keys=True).encode()).hexdigest()
 
 
 def refuse_quantized(network: Transformer) -> None:
@@ -166,24 +172,36 @@ def read_state(folder: Path, *, verify: bool = True) -> dict[str, Any]:
     try:
         state: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         version = state["format_version"]
+        own_digest = state.pop("sha256", None)
         told = dict(state["files"]) if version == FORMAT_VERSION else {}
         files = {name: (file["bytes"], file["sha256"]) for name, file in told.items()}
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         what = f"{error} is missing" if isinstance(error, KeyError) else error
-        raise DamagedError(f"state.json is damaged: {what}", where=str(path)) from None
+        raise DamagedError(f"state.json is damaged: {what}", where=str(path), hint=_earlier(folder)) from None
     if version != FORMAT_VERSION:
         raise QkvError(
             f"the checkpoint has format {version}, and this qkv reads {FORMAT_VERSION}",
             where=str(path),
             hint="the version of qkv that wrote it",
         )
+    if own_digest is not None and own_digest != _digest(state):
+        raise DamagedError("state.json is not what was written", where=str(path), hint=_earlier(folder))
     for name, (size, digest) in files.items() if verify else ():
         file = folder / name
         if not file.is_file():
-            raise DamagedError(f"the checkpoint's {name} is missing", where=str(folder))
+            raise DamagedError(f"the checkpoint's {name} is missing", where=str(folder), hint=_earlier(folder))
         if file.stat().st_size != size or sha256_of(file) != digest:
-            raise DamagedError(f"{name} is not what was written", where=str(file), hint="an earlier checkpoint")
+            raise DamagedError(f"{name} is not what was written", where=str(file), hint=_earlier(folder))
     return state
+
+
+def _earlier(folder: Path) -> str:
+    """What to try where a checkpoint is damaged."""
+    found = checkpoints_of(folder.resolve().parent.parent)
+    before = found[: found.index(folder.resolve())] if folder.resolve() in found else []
+    if not before:
+        return "an earlier checkpoint"
+    return f"{before[-1]}; the run goes on from there once this one is removed"
 
 
 def checkpoints_of(run: Path) -> list[Path]:

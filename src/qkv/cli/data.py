@@ -148,6 +148,7 @@ def show(
             max_seq_len=length,
             batch_tokens=train.batch_tokens,
             micro_batch_tokens=train.micro_batch_tokens,
+            ramp=train.ramp,
             seed=train.seed,
         )
         batch = next(loader)[0]

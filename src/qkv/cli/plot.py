@@ -1,4 +1,4 @@
-"""`qkv plot loss | positions | masks | attention`."""
+"""`qkv plot loss | lr | grad-norm | speed | positions | masks | attention`."""
 
 from __future__ import annotations
 
@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 KINDS = {
     "loss": ("qkv.cli.plot:loss", "Training and validation loss of runs."),
+    "lr": ("qkv.cli.plot:lr", "Learning rate of runs."),
+    "grad-norm": ("qkv.cli.plot:grad_norm", "Gradient norm of runs, before clipping."),
+    "speed": ("qkv.cli.plot:speed", "Tokens per second of runs."),
     "positions": ("qkv.cli.plot:positions", "The heat-map of sinusoidal or learned positions."),
     "masks": ("qkv.cli.plot:masks", "Who may attend to whom: causal, window, prefix, documents, padding."),
     "attention": ("qkv.cli.plot:attention", "Attention weights: all heads, one head, or the alignment of a pair."),
@@ -45,17 +48,34 @@ def _written(output: Path, as_json: bool, **more: Any) -> None:
         click.echo(f"wrote {output}", err=True)
 
 
-@click.command()
-@click.argument("runs", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="RUN...")
-@output_option
-@json_option
-def loss(runs: tuple[Path, ...], output: Path, as_json: bool) -> None:
-    """Training and validation loss over the steps of each RUN folder."""
-    from qkv.inspect.plots import check_format, plot_loss, save_plot
+def _plot_of_runs(kind: str, what: str) -> click.Command:
+    """The command that draws a curve of qkv.inspect.run_plots."""
+    text = f"""{what} over the steps of each RUN folder.
 
-    check_format(output)
-    save_plot(plot_loss(runs), output)
-    _written(output, as_json)
+    Runs that differ in train.seed alone are one line, their mean, in a band from the lowest to the highest.
+    """
+
+    @click.command(kind, help=text)
+    @click.argument("runs", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="RUN...")
+    @output_option
+    @click.option("--log-x", is_flag=True, help="Steps on a logarithmic axis.")
+    @click.option("--log-y", is_flag=True, help="Values on a logarithmic axis.")
+    @json_option
+    def command(runs: tuple[Path, ...], output: Path, log_x: bool, log_y: bool, as_json: bool) -> None:
+        from qkv.inspect.plots import check_format, save_plot
+        from qkv.inspect.run_plots import plot_runs
+
+        check_format(output)
+        save_plot(plot_runs(runs, kind, log_x=log_x, log_y=log_y), output)
+        _written(output, as_json)
+
+    return command
+
+
+loss = _plot_of_runs("loss", "Training and validation loss")
+lr = _plot_of_runs("lr", "Learning rate")
+grad_norm = _plot_of_runs("grad-norm", "Gradient norm, before clipping,")
+speed = _plot_of_runs("speed", "Tokens per second")
 
 
 @click.command()

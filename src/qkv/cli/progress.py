@@ -66,6 +66,7 @@ def event_line(event: dict[str, Any]) -> str | None:
             f"{event['parameters']:,} parameters, {_data_line(event)}",
             "; ".join(event["compute"]),
             *event["optimizer"],
+            *event["ramp"],
         ]
         return "\n".join(lines)
     if kind == "train":

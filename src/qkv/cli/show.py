@@ -43,6 +43,7 @@ def show(
     from qkv.inspect.summary import sized, summarise
     from qkv.nn.device import choose_device
     from qkv.nn.transformer import Transformer
+    from qkv.train.optimizer import build_optimizer
 
     published = published_config(Path(config), torch_bin=torch_bin)
     if published is not None and overrides:
@@ -52,10 +53,12 @@ def show(
     network = Transformer(model, device="meta")
     summary = summarise(model, cache_dtype="bf16" if dtype == "auto" else dtype, network=network)
     kernels, in_training = kernels_used(network), kernels_used(network, training=True)
+    groups = [] if published else build_optimizer(tree.train.optimizer, network).describe()
     if as_json:
         told = {"kernels": kernels, "kernels_in_training": in_training}
         listed = {name: [asdict(use) for use in uses] for name, uses in told.items()}
-        print_json({**asdict(summary), "assumed": assumed, **listed, "config": tree.model_dump(mode="json")})
+        known = {**asdict(summary), "assumed": assumed, **listed, "parameter_groups": groups}
+        print_json({**known, "config": tree.model_dump(mode="json")})
         return
     click.echo(draw(model, network))
     click.echo("")
@@ -82,6 +85,7 @@ def show(
     if in_training != kernels:
         rows.append(("in training", _by(in_training)))
     rows += [("assumed", f"{key}={size}: the data decide") for key, size in assumed.items()]
+    rows += [("trained by", group) for group in groups]
     for name, value in rows:
         click.echo(f"{name:<26}{value}")
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
 @click.argument("overrides", nargs=-1, metavar="[key=value]...")
 @click.option("--run-dir", type=click.Path(path_type=Path), help="The run folder (default: a new one under runs/).")
 @click.option("--resume", type=click.Path(path_type=Path), help="Go on with this run, inside its folder.")
+@click.option("--tensorboard", is_flag=True, help="Write event files for TensorBoard into the run folder too.")
 @allow_option
 @json_option
 def train(
@@ -27,27 +30,39 @@ def train(
     overrides: tuple[str, ...],
     run_dir: Path | None,
     resume: Path | None,
+    tensorboard: bool,
     allow: tuple[str, ...],
     as_json: bool,
 ) -> None:
     """Train the model that CONFIG (a file or a preset) describes.
 
     A key=value overrides a key of the configuration: train.steps=200. With --resume no CONFIG is needed, and only
-    train.steps may change. Ctrl-C saves and says how to go on.
+    train.steps and train.skip_non_finite may change. Ctrl-C saves and says how to go on.
     """
     from qkv.cli.progress import Progress
+    from qkv.config.load import preset_of
     from qkv.config.run import Config
     from qkv.train.loop import fit
     from qkv.train.loop import resume as go_on
 
-    with Progress(as_json) as progress:
+    with ExitStack() as stack:
+        listeners: list[Callable[[dict[str, Any]], None]] = [stack.enter_context(Progress(as_json))]
+        if tensorboard:
+            from qkv.train.tensorboard import TensorBoard
+
+            listeners.append(stack.enter_context(TensorBoard()))
+
+        def tell(event: dict[str, Any]) -> None:
+            for listener in listeners:
+                listener(event)
+
         if resume is not None:
-            run = go_on(resume, steps=_steps(config, overrides, run_dir), listener=progress, allow=allow)
+            run = go_on(resume, **_changes(config, overrides, run_dir), listener=tell, allow=allow)
         elif config is None:
             raise UsageError("which CONFIG? a file or a preset", hint="`qkv presets`, `qkv new PRESET`")
         else:
             tree = Config.load(config, *overrides, allow=allow or None)
-            run = fit(tree, run_dir=run_dir, name=Path(config).stem, listener=progress)
+            run = fit(tree, run_dir=run_dir, name=Path(config).stem, preset=preset_of(config), listener=tell)
     if not as_json:
         tell_end(run.path)
 
@@ -82,13 +97,18 @@ def _use(run: Path, config: Config) -> str:
             return f"qkv generate {place} --prompt TEXT"
 
 
-def _steps(config: str | None, overrides: tuple[str, ...], run_dir: Path | None) -> int | None:
-    """The one override a resumed run takes."""
-    given = [*([config] if config else []), *overrides]
+_MAY_CHANGE = {"train.steps": "steps", "train.skip_non_finite": "skip_non_finite"}
+
+
+def _changes(config: str | None, overrides: tuple[str, ...], run_dir: Path | None) -> dict[str, int]:
+    """The overrides that a resumed run takes."""
     if run_dir is not None:
         raise UsageError("--resume goes on inside its own folder", hint="leaving --run-dir out")
-    for text in given:
+    changes = {}
+    for text in [*([config] if config else []), *overrides]:
         key, _, value = text.partition("=")
-        if key != "train.steps" or not value.isdecimal():
-            raise UsageError(f"only train.steps=N may change when a run goes on, got `{text}`")
-    return int(given[-1].partition("=")[2]) if given else None
+        if key not in _MAY_CHANGE or not value.isdecimal():
+            names = " and ".join(f"{name}=N" for name in _MAY_CHANGE)
+            raise UsageError(f"only {names} may change when a run goes on, got `{text}`")
+        changes[_MAY_CHANGE[key]] = int(value)
+    return changes

@@ -11,6 +11,8 @@ from typing import Any
 _MODULES = (
     "run",
     "model",
+    "training",
+    "tokenizer",
     "objectives",
     "data",
     "parts",

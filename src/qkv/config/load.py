@@ -237,6 +237,19 @@ def _locate(source: str | Path, base: Path | None) -> Path:
     )
 
 
+def preset_of(source: str | Path) -> str | None:
+    """The preset that a configuration is, or the nearest that it extends; None where there is none."""
+    base: Path | None = None
+    while True:
+        path = _locate(source, base)
+        if path.parent == PRESETS:
+            return path.stem
+        data, _ = _parse(path.read_text(encoding="utf-8-sig"), str(path))
+        if not data or "extends" not in data:
+            return None
+        source, base = data["extends"], path.parent
+
+
 def _overlay(tree: Tree, data: Mapping[str, Any], origins: Mapping[Path_, str], path: Path_ = ()) -> None:
     """Merge `data` over `tree` in place, origins included."""
     target = _at(tree.data, path)

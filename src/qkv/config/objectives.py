@@ -14,10 +14,12 @@ from qkv.config.numbers import Probability
 
 
 class ObjectiveConfig(Part):
-    """What the model is trained to predict. `families` can learn it, from data of one of `data_kinds`."""
+    """What the model is trained to predict. `families` can learn it, from data of one of `data_kinds`; `cuts_texts`:
+    into rows of any length."""
 
     families: ClassVar[tuple[Family, ...]] = ("decoder", "encoder", "encoder-decoder")
     data_kinds: ClassVar[tuple[str, ...]] = ("text", "jsonl")
+    cuts_texts: ClassVar[bool] = True
 
     @property
     def without_noise(self) -> Self:
@@ -57,6 +59,7 @@ class TranslateObjectiveConfig(ObjectiveConfig):
 
     families: ClassVar[tuple[Family, ...]] = ("encoder-decoder",)
     data_kinds: ClassVar[tuple[str, ...]] = ("parallel", "images", "audio")
+    cuts_texts: ClassVar[bool] = False
     kind: Literal["translate"] = "translate"
     measure: Literal["bleu", "chrf", "exact-match", "word-error-rate", "character-error-rate"] = "bleu"
     measure_examples: Count = 500
@@ -90,6 +93,7 @@ class ClassifyObjectiveConfig(ObjectiveConfig):
 
     families: ClassVar[tuple[Family, ...]] = ("encoder", "decoder")
     data_kinds: ClassVar[tuple[str, ...]] = ("labelled", "images", "audio")
+    cuts_texts: ClassVar[bool] = False
     kind: Literal["classify"] = "classify"
     labels: tuple[str, ...] | None = Field(None, min_length=2)
     token_dropout: Probability = 0.0

@@ -5,14 +5,14 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Self
 
 from pydantic import Field, model_validator
 
-from qkv.config.base import MAX_COUNT, Count, Kinds, Node, Part, contradiction
+from qkv.config.base import Node, contradiction
 from qkv.config.data import Data, MediaDataConfig, Side, TextDataConfig
 from qkv.config.model import ModelConfig
-from qkv.config.numbers import MAX_VOCAB, Probability, VocabSize
+from qkv.config.numbers import MAX_VOCAB
 from qkv.config.objectives import (
     CausalObjectiveConfig,
     ClassifyObjectiveConfig,
@@ -20,147 +20,8 @@ from qkv.config.objectives import (
     PrefixObjectiveConfig,
 )
 from qkv.config.parts import ClassifierHeadConfig, InputConfig
-
-# --- tokenizer --------------------------------------------------------------------------------------------------------
-
-
-class TokenizerConfig(Node):
-    """How text becomes ids: trained on the training text (`kind`, `vocab_size`), reused (`path`), or one per side.
-
-    Where a configuration overrides another, to name one of these replaces the others.
-    `lowercase` and the like are the business of an imported tokenizer; a trained one keeps every byte.
-    """
-
-    kind: Literal["bpe", "unigram", "wordpiece", "word", "char", "byte"] = "bpe"
-    vocab_size: VocabSize | None = None
-    path: str | None = None
-    source: TokenizerConfig | None = None
-    target: TokenizerConfig | None = None
-
-    @model_validator(mode="after")
-    def _one_way(self) -> Self:
-        if (self.source is None) != (self.target is None):
-            raise contradiction("tokenizer.source", "tokenizer.target", "only one is given", "both, or neither")
-        if self.source and self.path:
-            raise contradiction(
-                "tokenizer.source", "tokenizer.path", "one or two tokenizers?", "source.path, target.path"
-            )
-        if self.source and self.vocab_size:
-            raise contradiction(
-                "tokenizer.source",
-                "tokenizer.vocab_size",
-                "a tokenizer for each side has its own size",
-                "source.vocab_size, target.vocab_size",
-            )
-        for side in ("source", "target"):
-            inner: TokenizerConfig | None = getattr(self, side)
-            if inner is not None and inner.source is not None:
-                raise contradiction(f"tokenizer.{side}.source", f"tokenizer.{side}", "a side has one tokenizer", "one")
-        if self.path and self.vocab_size:
-            raise contradiction(
-                "tokenizer.path", "tokenizer.vocab_size", "a saved tokenizer has its own size", "one of them"
-            )
-        return self
-
-
-# --- training ---------------------------------------------------------------------------------------------------------
-
-
-class OptimizerConfig(Part):
-    """`lr` is the peak of the schedule. Weight decay acts on matrices only."""
-
-    lr: float = Field(1e-3, gt=0)
-    weight_decay: float = Field(0.1, ge=0)
-
-
-class AdamWConfig(OptimizerConfig):
-    kind: Literal["adamw"] = "adamw"
-    betas: tuple[Probability, Probability] = (0.9, 0.95)
-    eps: float = Field(1e-8, gt=0)
-
-
-class MuonConfig(OptimizerConfig):
-    """Muon on the hidden matrices (`lr`, `momentum`), AdamW (`adam_lr`, `betas`, `eps`) on the rest."""
-
-    kind: Literal["muon"] = "muon"
-    lr: float = Field(0.02, gt=0)
-    momentum: Probability = 0.95
-    adam_lr: float = Field(3e-3, gt=0)
-    betas: tuple[Probability, Probability] = (0.9, 0.95)
-    eps: float = Field(1e-8, gt=0)
-
-
-Optimizer = Annotated[OptimizerConfig, Kinds(AdamWConfig, MuonConfig)]
-
-
-class ScheduleConfig(Part):
-    """The learning rate over the steps, as a share of its peak; `warmup` steps rise linearly and never use 0."""
-
-    warmup: int = Field(0, ge=0, le=MAX_COUNT)
-
-
-class CosineScheduleConfig(ScheduleConfig):
-    """Half a cosine from the peak to `final` of it."""
-
-    kind: Literal["cosine"] = "cosine"
-    final: float = Field(0.1, ge=0, le=1)
-
-
-class WSDScheduleConfig(ScheduleConfig):
-    """Warm up, stay, and fall linearly to `final` over the last `decay` of the steps."""
-
-    kind: Literal["wsd"] = "wsd"
-    decay: float = Field(0.2, ge=0, le=1)
-    final: float = Field(0.0, ge=0, le=1)
-
-
-class InverseSqrtScheduleConfig(ScheduleConfig):
-    """2017: rises for `warmup` steps, then falls with the inverse square root of the step."""
-
-    kind: Literal["inverse-sqrt"] = "inverse-sqrt"
-    warmup: Count = 4000
-
-
-class ConstantScheduleConfig(ScheduleConfig):
-    kind: Literal["constant"] = "constant"
-
-
-Schedule = Annotated[
-    ScheduleConfig, Kinds(CosineScheduleConfig, WSDScheduleConfig, InverseSqrtScheduleConfig, ConstantScheduleConfig)
-]
-
-
-class TrainConfig(Node):
-    """How long, how fast, how much at once. Token counts are target tokens, of texts with a label their tokens; padding
-    is not counted. `micro_batch_tokens`, what is in memory at once, counts the longer side of pairs."""
-
-    steps: Count = 1000
-    batch_tokens: Count = 16384
-    micro_batch_tokens: Count | None = None
-    optimizer: Optimizer = AdamWConfig()
-    schedule: Schedule = CosineScheduleConfig()
-    clip: float | None = Field(1.0, gt=0)
-    label_smoothing: Probability = 0.0
-    log_every: Count = 10
-    eval_every: Count | None = 250
-    save_every: Count | None = 250
-    keep: Count = 2
-    precision: Literal["auto", "fp32", "bf16"] = "auto"
-    compile: Literal["auto", "on", "off"] = "auto"
-    device: str = "auto"
-    seed: int = Field(0, ge=0, le=MAX_COUNT)
-
-    @model_validator(mode="after")
-    def _warmup_fits(self) -> Self:
-        if self.schedule.warmup > self.steps and not isinstance(self.schedule, InverseSqrtScheduleConfig):
-            raise contradiction(
-                "train.schedule.warmup",
-                "train.steps",
-                f"the peak would come at step {self.schedule.warmup} of {self.steps}",
-                "a shorter warmup or more steps",
-            )
-        return self
-
+from qkv.config.tokenizer import TokenizerConfig
+from qkv.config.training import TrainConfig
 
 # --- generation -------------------------------------------------------------------------------------------------------
 
@@ -313,7 +174,25 @@ class Config(Node):
                 "model.tie_embeddings=head, or one tokenizer",
             )
         self._check_vocabulary()
+        self._check_ramp()
         return self
+
+    def _check_ramp(self) -> None:
+        lengths = [stage.max_seq_len for stage in self.train.ramp if stage.max_seq_len is not None]
+        if lengths and not self.objective.cuts_texts:
+            raise contradiction(
+                "train.ramp",
+                "objective.kind",
+                f"{self.objective.kind} takes its examples whole, so that no max_seq_len shortens them",
+                "stages of batch_tokens",
+            )
+        if max(lengths, default=0) > self.model.context:
+            raise contradiction(
+                "train.ramp",
+                "model.max_seq_len",
+                f"rows of {max(lengths)} tokens are longer than the context of {self.model.context}",
+                "shorter stages",
+            )
 
     def _check_vocabulary(self) -> None:
         for side, stack in self.model.stacks.items():
@@ -370,5 +249,5 @@ def _allow_short_forms(schema: Any) -> None:
     if "bad_bytes" in properties or set(properties) == {"source", "target"}:  # data, files side by side
         for key in properties.keys() & {"train", "validation", "source", "target"}:
             properties[key] = {"anyOf": [{"type": "string"}, properties[key]]}
-    if "max_seq_len" in properties:  # a stack
+    if "layers" in properties:  # a stack
         properties["layers"] = {"anyOf": [{"type": "null"}, properties["layers"]]}

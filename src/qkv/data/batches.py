@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from qkv.config.errors import ConfigError, QkvError
 from qkv.config.objectives import ObjectiveConfig
+from qkv.config.training import RampStageConfig
 from qkv.data.prepare import Dataset
 from qkv.data.rows import Batch, Rows, WindowRows, build_rows
 from qkv.data.windows import Ints
@@ -30,6 +33,9 @@ class BatchLoader:
     `micro_batch_tokens` bounds the micro-batches of a step (None: the whole step at once) in the same way, but that of
     rows with two sides it counts the longer one: it is there for the memory.
 
+    The stages of a `ramp` come first, each with its own length of rows or size of steps. A stage begins a new epoch,
+    except that rows of one length go on in their order where the stage before has the same length.
+
     Each epoch visits every row once, in an order that depends on (`seed`, epoch) alone. Of every step, rank r of
     `world_size` takes the r-th share, so that the rows of a step, and the state, do not depend on the number of ranks.
     Nothing is drawn from a global generator.
@@ -46,58 +52,82 @@ class BatchLoader:
         max_seq_len: int,
         batch_tokens: int,
         micro_batch_tokens: int | None = None,
+        ramp: Sequence[RampStageConfig] = (),
         seed: int = 0,
         rank: int = 0,
         world_size: int = 1,
     ) -> None:
-        self._rows = build_rows(objective, data, tokenizer, max_seq_len)
-        self._order: _Even | _Bucketed
-        if isinstance(self._rows, WindowRows):
-            _check_windows(self._rows, data, max_seq_len)
-            self._order = _Even(self._rows.count, max_seq_len, batch_tokens, micro_batch_tokens, seed)
-            _check_shares(self._order.rows_per_step, world_size, max_seq_len)
-        else:
-            if not self._rows.count:
+        def stage(last: int | None, length: int, tokens: int) -> _Stage:
+            rows = build_rows(objective, data, tokenizer, length)
+            if isinstance(rows, WindowRows):
+                _check_windows(rows, data, length)
+                even = _Even(rows.count, length, tokens, micro_batch_tokens, seed)
+                _check_shares(even.rows_per_step, world_size, length)
+                return _Stage(last, rows, even)
+            if not rows.count:
                 raise QkvError("the training data hold nothing to learn from", where="data.train", hint="more text")
-            self._order = _Bucketed(self._rows, batch_tokens, micro_batch_tokens, seed)
+            return _Stage(last, rows, _Bucketed(rows, tokens, micro_batch_tokens, seed))
+
+        lasts = accumulate(one.steps for one in ramp)
+        self._stages = [
+            stage(last, one.max_seq_len or max_seq_len, one.batch_tokens or batch_tokens)
+            for last, one in zip(lasts, ramp, strict=True)
+        ]
+        self._stages.append(stage(None, max_seq_len, batch_tokens))
+        self._stage, self._step = self._stages[0], 0
         self._seed, self._rank, self._world_size = seed, rank, world_size
 
     @property
     def rows_per_epoch(self) -> int:
-        return self._rows.count
+        return self._stage.rows.count
 
     @property
     def one_shape(self) -> bool:
-        """All micro-batches have one shape, but for a smaller one that may end a step."""
-        return isinstance(self._order, _Even)
+        """All micro-batches of a stage have one shape, but for a smaller one that may end a step."""
+        return isinstance(self._stage.order, _Even)
 
     def __iter__(self) -> Iterator[list[Batch]]:
         return self
 
     def __next__(self) -> list[Batch]:
-        taken = self._order.take()
+        if self._step == self._stage.last:
+            self._begin_next_stage()
+        self._step += 1
+        rows, order = self._stage.rows, self._stage.order
+        taken = order.take()
         first, last = (len(taken) * rank // self._world_size for rank in (self._rank, self._rank + 1))
-        parts = self._order.divide(taken[first:last])
+        parts = order.divide(taken[first:last])
         return [
-            self._rows.batch(
+            rows.batch(
                 np.array([row for _, row in part], np.int64),
                 [(self._seed, _TRAINING, epoch, row) for epoch, row in part],
             )
             for part in parts
         ]
 
+    def _begin_next_stage(self) -> None:
+        before = self._stage.order
+        self._stage = self._stages[self._stages.index(self._stage) + 1]
+        order = self._stage.order
+        if isinstance(order, _Even) and isinstance(before, _Even) and order.length == before.length:
+            order.go_to(before.epoch, before.index)
+        else:
+            order.go_to(before.epoch + 1, 0)
+
     def state_dict(self) -> dict[str, int]:
-        """Where the next step begins: `epoch`, and `index` in its order."""
-        return {"epoch": self._order.epoch, "index": self._order.index}
+        """The number of steps taken, and where the next one begins: `epoch`, and `index` in its order."""
+        return {"step": self._step, "epoch": self._stage.order.epoch, "index": self._stage.order.index}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
         """Go on where `state_dict` was taken. Raises QkvError for a place that this data set does not have."""
-        epoch, index = state.get("epoch", -1), state.get("index", -1)
-        if epoch < 0 or not self._order.go_to(epoch, index):
+        step, epoch, index = state.get("step", 0), state.get("epoch", -1), state.get("index", -1)
+        stage = next(one for one in self._stages if one.last is None or step <= one.last)
+        if epoch < 0 or not stage.order.go_to(epoch, index):
             raise QkvError(
-                f"the saved place in the data is {dict(state)}, an epoch has {self._order.size}",
+                f"the saved place in the data is {dict(state)}, an epoch has {stage.order.size}",
                 hint="resume with the data and the settings that the run began with",
             )
+        self._stage, self._step = stage, step
 
 
 Taken = list[tuple[int, int]]
@@ -108,7 +138,7 @@ class _Even:
     """Rows of one length, in a new random order every epoch; `index` counts rows."""
 
     def __init__(self, count: int, length: int, batch_tokens: int, micro_batch_tokens: int | None, seed: int) -> None:
-        self.count, self.seed = count, seed
+        self.count, self.length, self.seed = count, length, seed
         self.rows_per_step = max(1, batch_tokens // length)
         self._micro_rows = max(1, micro_batch_tokens // length) if micro_batch_tokens else self.rows_per_step
         self.go_to(0, 0)
@@ -179,6 +209,15 @@ class _Bucketed:
         (epoch, _), rows = taken[0], np.array([row for _, row in taken], np.int64)
         parts = cut_by_cost(rows, self._rows.sizes_N, self._micro_batch_tokens)
         return [[(epoch, row) for row in part.tolist()] for part in parts]
+
+
+@dataclass(frozen=True, eq=False)
+class _Stage:
+    """Steps that are alike; `last` is the number of the last one, None where there is none."""
+
+    last: int | None
+    rows: WindowRows | Rows
+    order: _Even | _Bucketed
 
 
 def cut_by_cost(rows: Ints, costs_N: Ints, most: int) -> list[Ints]:

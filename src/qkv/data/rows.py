@@ -48,7 +48,8 @@ class Batch:
     the right; None for windows without any. `source` [B, S] and `source_lengths` [B]: what an encoder-decoder reads,
     images and log-mel features being whole; None for other families. `target_count`: labels that are not -100.
     `prefix_lengths` [B]: how many tokens at the beginning of each row see each other; None where the model has no
-    prefix.
+    prefix. `origins_B` [B]: the address of each row's first token among the ids on disk (of pairs, the source's), or
+    the number of its image or recording, for `qkv.data.places`.
     """
 
     inputs: torch.Tensor
@@ -60,6 +61,7 @@ class Batch:
     source: torch.Tensor | None = None
     source_lengths: torch.Tensor | None = None
     prefix_lengths: torch.Tensor | None = None
+    origins_B: Ints | None = None
 
     def to(self, device: torch.device | str) -> Self:
         """The same batch on another device."""
@@ -166,6 +168,7 @@ class WindowRows:
             positions=torch.from_numpy(window.positions_BT) if packed else None,
             lengths=lengths_B,
             target_count=int((labels_BT != IGNORE).sum()),
+            origins_B=window.addresses_B,
         )
 
 
@@ -187,10 +190,11 @@ class PairRows:
     def batch(self, rows_B: Ints, keys_B: Keys) -> Batch:
         rows, source = rows_B.tolist(), self.pairs.source
         if isinstance(source, Features):
-            sources, lengths_B = source.batch(rows, keys_B), None
+            sources, lengths_B, origins_D = source.batch(rows, keys_B), None, source.rows_D
         else:
-            sources, lengths_B = padded([source.document(row) for row in rows], 0)
-        return seq2seq_batch(sources, lengths_B, [self.pairs.target.document(row) for row in rows], self.padding_id)
+            (sources, lengths_B), origins_D = padded([source.document(row) for row in rows], 0), source.starts_D
+        targets = [self.pairs.target.document(row) for row in rows]
+        return replace(seq2seq_batch(sources, lengths_B, targets, self.padding_id), origins_B=origins_D[rows_B])
 
 
 def _alike(sources_N: Ints, targets_N: Ints) -> Ints:
@@ -238,7 +242,8 @@ class CorruptedRows:
             source, target = self.corruption(ids, np.random.default_rng(key))
             sources.append([self.begin, *source, self.end])
             targets.append([self.begin, *target, self.end])
-        return seq2seq_batch(*padded(sources, 0), targets, self.padding_id)
+        batch = seq2seq_batch(*padded(sources, 0), targets, self.padding_id)
+        return replace(batch, origins_B=self.starts_N[rows_B])
 
 
 class PrefixRows:
@@ -269,7 +274,8 @@ class PrefixRows:
         inputs_BT, lengths_B = padded(inputs, self.padding_id)
         labels_BT, _ = padded(labels, IGNORE)
         count = int((labels_BT != IGNORE).sum())
-        return Batch(inputs_BT, labels_BT, None, None, lengths_B, count, prefix_lengths=torch.tensor(prefixes))
+        origins_B = self.starts_N[rows_B]
+        return Batch(inputs_BT, labels_BT, None, None, lengths_B, count, None, None, torch.tensor(prefixes), origins_B)
 
 
 class LabelledRows:
@@ -297,7 +303,8 @@ class LabelledRows:
             texts = [self._hidden(ids, np.random.default_rng(key)) for ids, key in zip(texts, keys_B, strict=True)]
         inputs, lengths = padded(texts, self.padding_id)
         labels = torch.from_numpy(self.labels_N[rows_B])
-        return Batch(inputs, labels, None, None, lengths, target_count=len(labels))
+        origins_B = self.texts.starts_D[rows_B]
+        return Batch(inputs, labels, None, None, lengths, target_count=len(labels), origins_B=origins_B)
 
     def _hidden(self, ids_T: Any, rng: np.random.Generator) -> Any:
         chosen_T = rng.random(len(ids_T)) < self.token_dropout
@@ -314,7 +321,8 @@ class FeatureRows:
 
     def batch(self, rows_B: Ints, keys_B: Keys) -> Batch:
         inputs, labels = self.features.batch(rows_B.tolist(), keys_B), torch.from_numpy(self.labels_N[rows_B])
-        return Batch(inputs, labels, None, None, None, target_count=len(labels))
+        origins_B = self.features.rows_D[rows_B]
+        return Batch(inputs, labels, None, None, None, target_count=len(labels), origins_B=origins_B)
 
 
 @build_rows.register(TranslateObjectiveConfig)

@@ -20,7 +20,7 @@ class Window:
     """Rows of tokens as they lie in the corpus, before an objective makes inputs and labels of them.
 
     `next_BT` holds the token after each in the same document. Slots that are not `real_BT` are padding: they repeat the
-    last token of the corpus, and count as one more document.
+    last token of the corpus, and count as one more document. `addresses_B`: where in the corpus each row begins.
     """
 
     tokens_BT: Ints
@@ -28,6 +28,7 @@ class Window:
     documents_BT: Ints
     positions_BT: Ints
     real_BT: NDArray[np.bool_]
+    addresses_B: Ints
 
 
 class Windows:
@@ -65,4 +66,5 @@ class Windows:
             documents_BT=document_BT - document_BT[:, :1] + ~real_BT,
             positions_BT=columns_T - begin_BT,
             real_BT=real_BT,
+            addresses_B=address_BT[:, 0],
         )

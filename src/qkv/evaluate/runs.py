@@ -1,4 +1,5 @@
-"""What runs left behind: metrics and how far each came. Broken files are named, and reading goes on."""
+"""What runs left behind: metrics, how far each came, what was trained where. Broken files are named, and reading goes
+on."""
 
 from __future__ import annotations
 
@@ -12,9 +13,11 @@ from typing import Any, Literal
 
 import yaml
 
+from qkv.checkpoint.lock import holder
 from qkv.config.errors import NotFoundError, QkvError, nearest
+from qkv.config.load import read_tree
 
-State = Literal["complete", "interrupted", "damaged"]
+State = Literal["running", "complete", "interrupted", "damaged"]
 
 
 @dataclass(frozen=True)
@@ -28,6 +31,12 @@ class Metrics:
         """Steps and values of the lines that have a finite `key`."""
         points = [(record["step"], record[key]) for record in self.records if _is_number(record.get(key))]
         return [step for step, _ in points], [float(value) for _, value in points]
+
+    @property
+    def keys(self) -> list[str]:
+        """What was measured, in the order in which it first comes; the step is not."""
+        found = dict.fromkeys(key for record in self.records for key, value in record.items() if _is_number(value))
+        return [key for key in found if key != "step"]
 
     @property
     def last_step(self) -> int:
@@ -49,6 +58,68 @@ class RunSummary:
     state: State
     newest: bool
     problems: list[str]
+
+
+@dataclass(frozen=True)
+class RunRecords:
+    """All that a run folder says of itself. What is missing or damaged is empty here and named in `problems`.
+
+    config: the tree of the newest checkpoint, which a resumed run may have changed, or else of the run. environment:
+    env.json. states: the state.json of each complete checkpoint by its step, oldest first. The metrics of a damaged
+    metrics.jsonl are the lines that can be read.
+    """
+
+    summary: RunSummary
+    metrics: Metrics
+    config: dict[str, Any]
+    environment: dict[str, Any]
+    states: dict[int, dict[str, Any]]
+    problems: list[str]
+
+    @property
+    def data_fingerprint(self) -> str | None:
+        """The fingerprint of the prepared data; None where neither env.json nor a checkpoint says it."""
+        told = [self.environment.get("data_fingerprint"), *(state.get("data") for state in self.states.values())]
+        return next((value for value in told if isinstance(value, str)), None)
+
+
+def read_run(run: Path) -> RunRecords:
+    """Everything in a run folder. Raises NotFoundError where `run` is none."""
+    if not _is_run(run):
+        raise _not_a_run(run)
+    summary = summarise_run(run)
+    problems = list(summary.problems)
+    try:
+        metrics = read_metrics(run)
+    except QkvError:  # the summary has said it
+        metrics = Metrics([])
+    config: dict[str, Any] = {}
+    for file in _configs(run):
+        try:
+            config = read_tree(file).data
+            break
+        except QkvError:  # so has it
+            continue
+    environment = _read_object(run, run / "env.json", problems)
+    states = {step: _read_object(run, path, problems) for step, path in _saved(run, "state.json").items()}
+    return RunRecords(summary, metrics, config, environment, states, problems)
+
+
+def _read_object(run: Path, path: Path, problems: list[str]) -> dict[str, Any]:
+    """A JSON object, or an empty one and a word in `problems`."""
+    name = path.relative_to(run)
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        problems.append(f"{name} is missing")
+        return {}
+    except (OSError, ValueError, RecursionError) as error:
+        problems.append(f"{name} is damaged ({type(error).__name__})")
+        return {}
+    if not isinstance(found, dict):
+        problems.append(f"{name} is damaged: it holds no object")
+        return {}
+    return found
 
 
 def read_metrics(run: Path) -> Metrics:
@@ -124,19 +195,22 @@ def _newest(folder: Path, paths: Sequence[Path]) -> Path | None:
 def summarise_run(path: Path, *, newest: bool = False) -> RunSummary:
     """One run folder in a line; never raises for what is broken inside it."""
     problems: list[str] = []
-    metrics = Metrics([])
+    metrics, running = Metrics([]), holder(path) is not None
     try:
         metrics = read_metrics(path)
         problems += metrics.problems
     except NotFoundError:
-        problems.append("metrics.jsonl is missing")
+        if not running:  # one that has just begun has none yet
+            problems.append("metrics.jsonl is missing")
     except QkvError as error:
         problems.append(f"metrics.jsonl: {error.what}")
     steps = _planned_steps(path, problems)
     losses, validations = metrics.series("loss")[1], metrics.series("val_loss")[1]
     step = metrics.last_step
     state: State = "interrupted"
-    if problems:
+    if running:
+        state = "running"
+    elif problems:
         state = "damaged"
     elif steps is not None and step >= steps:
         state = "complete"
@@ -155,8 +229,7 @@ def summarise_run(path: Path, *, newest: bool = False) -> RunSummary:
 
 def _planned_steps(path: Path, problems: list[str]) -> int | None:
     """`train.steps` of the newest checkpoint, which a resumed run may have raised, or else of the run."""
-    saved = sorted(path.glob("checkpoints/step-*/config.yaml"))
-    for file in [*saved[-1:], path / "config.yaml"]:
+    for file in _configs(path):
         if not file.is_file():
             problems.append(f"{file.relative_to(path)} is missing")
             continue
@@ -168,6 +241,17 @@ def _planned_steps(path: Path, problems: list[str]) -> int | None:
         except (OSError, ValueError, yaml.YAMLError, KeyError, TypeError, RecursionError) as error:
             problems.append(f"{file.relative_to(path)} is damaged ({type(error).__name__})")
     return None
+
+
+def _configs(run: Path) -> list[Path]:
+    """The newest checkpoint's configuration, where there is one, and the run's."""
+    return [*list(_saved(run, "config.yaml").values())[-1:], run / "config.yaml"]
+
+
+def _saved(run: Path, name: str) -> dict[int, Path]:
+    """The files of this name in the checkpoints, by step, oldest first."""
+    files = {path.parent.name.removeprefix("step-"): path for path in run.glob(f"checkpoints/step-*/{name}")}
+    return dict(sorted((int(step), path) for step, path in files.items() if step.isdecimal()))
 
 
 def config_hash(source: Path | str) -> str | None:

@@ -1,4 +1,4 @@
-"""Plots: training curves, positions, masks. Functions return Matplotlib axes and touch no global state.
+"""Plots of positions and masks, and what all plots share. Functions return Matplotlib axes and touch no global state.
 
 Without `axes` they draw on a figure of their own (`axes.figure`), which `save_plot` writes as PNG, SVG or PDF.
 """
@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 import math
 import unicodedata
-from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,6 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
@@ -28,7 +26,6 @@ from torch import Tensor
 
 from qkv.config.errors import QkvError, UsageError
 from qkv.config.model import StackConfig
-from qkv.evaluate.runs import config_hash, read_metrics
 from qkv.nn.build import Dims, build
 from qkv.nn.mask import Causal, Documents, Mask, Padding, Prefix, Rule, Window
 from qkv.nn.position import Learned, Position, Sinusoidal
@@ -50,7 +47,6 @@ _STYLE: Any = {
     "pdf.fonttype": 42,
     "text.parse_math": False,
 }
-_VALIDATION: dict[str, Any] = {"linewidth": 1.8, "marker": "o", "markersize": 4}
 FOOTER: dict[str, Any] = {"fontsize": 7.5, "color": "0.45"}
 
 
@@ -139,48 +135,6 @@ def write_footer(axes: Axes, text: str, below: int = 38) -> None:
 
 def round_ticks() -> MaxNLocator:
     return MaxNLocator(8, steps=[1, 2, 5, 10], integer=True)
-
-
-# --- training ---------------------------------------------------------------------------------------------------------
-
-
-def plot_loss(runs: Sequence[Path], axes: Axes | None = None) -> Axes:
-    """Training (thin) and validation loss (marked) of run folders over steps, one colour per run.
-
-    Raises UsageError for no run, NotFoundError for a folder without metrics, QkvError for one without a loss.
-    """
-    if not runs:
-        raise UsageError("which run? a run folder such as runs/latest", hint="`qkv runs` for the list")
-    drawn = [(_name(run), read_metrics(run)) for run in runs]
-    with style():
-        axes = new_axes(axes, 7.5, 4.6)
-        handles = [Line2D([], [], color="0.4", linewidth=1, alpha=0.6, label="training")]
-        for index, (name, metrics) in enumerate(drawn):
-            color = COLORS[index % len(COLORS)]
-            steps, losses = metrics.series("loss")
-            if not steps:
-                raise QkvError("the run has no loss yet", where=str(runs[index] / "metrics.jsonl"))
-            axes.plot(steps, losses, color=color, linewidth=1, alpha=0.6)
-            axes.plot(*metrics.series("val_loss"), color=color, **_VALIDATION)
-            if len(drawn) > 1:
-                handles.append(Line2D([], [], color=color, linewidth=3, label=name))
-        if any(metrics.series("val_loss")[0] for _, metrics in drawn):
-            handles.insert(1, Line2D([], [], color="0.4", label="validation", **_VALIDATION))
-        axes.set_xlabel("step")
-        axes.set_ylabel("loss (nats per token)")
-        axes.set_title("Loss" if len(drawn) > 1 else f"Loss of {drawn[0][0]}")
-        axes.xaxis.set_major_locator(round_ticks())
-        axes.grid(axis="y", color="0.9")
-        axes.set_axisbelow(True)
-        axes.legend(handles=handles, fontsize=9)
-        hashes = [config_hash(run) or "unknown" for run in runs]
-        write_footer(axes, f"config {', '.join(hashes[:8])}{' ...' if len(hashes) > 8 else ''}")
-    return axes
-
-
-def _name(run: Path) -> str:
-    """The run's own name; of runs/latest, that of the run it points at."""
-    return drawable(run.resolve().name)
 
 
 # --- positions --------------------------------------------------------------------------------------------------------

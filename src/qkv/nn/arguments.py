@@ -97,7 +97,8 @@ def check_sequence(
         raise UsageError(f"learned queries read no packed `{prefix}documents`", hint="one row for each")
     _check_shape(f"{prefix}lengths", lengths, [(rows,)])
     _check_shape("positions", positions, [(rows, length), (1, length)])
-    if positions is not None and any(layer.position.by_slots for layer in stack.layers):
+    # in packed rows, where positions restart with each document, distances between slots say the same
+    if positions is not None and documents is None and any(layer.position.by_slots for layer in stack.layers):
         raise UsageError("`positions` would change nothing: the model's positions are distances between slots")
     _check_shape(f"{prefix}documents", documents, [(rows, length)])
     _check_shape("segments", segments, [(rows, length)])

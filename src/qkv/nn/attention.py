@@ -9,6 +9,8 @@ W = H D, E = D (or 1).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from torch import Tensor, nn
 
 from qkv.config.attention import StandardAttentionConfig
@@ -16,6 +18,7 @@ from qkv.config.parts import NoNormConfig, RMSNormConfig
 from qkv.nn.build import Dims, apply, build
 from qkv.nn.cache import CrossCache, LayerCache
 from qkv.nn.kernels import SdpaKernel
+from qkv.nn.linear import side_by_side
 from qkv.nn.mask import Mask, Rule
 from qkv.nn.position import NO_PHASES, Phases
 from qkv.nn.score import AdditiveWeight, Scoring, Sinks, UnitLength
@@ -93,15 +96,19 @@ class Attention(nn.Module):
         values (`end`: one past the last slot written); a CrossCache is filled by the first call and then replaces y.
         first_values: what the first layer's values are left in and later layers' are mixed with.
         """
-        q_BHTD = self._heads(self.query(x_BTM), self.query_norm, self.num_heads)
-        q_BHTD = phases.rotate(apply(self.query_unit, q_BHTD))
         if isinstance(cache, CrossCache):
+            q_BTW = self.query(x_BTM)
             if cache.k_BGSD is None or cache.v_BGSD is None:
                 assert y_BSN is not None
-                cache.k_BGSD, cache.v_BGSD = self._keys_values(y_BSN, NO_PHASES)
+                cache.k_BGSD, cache.v_BGSD = self._keys_values(side_by_side(y_BSN, self.key, self.value), NO_PHASES)
             k_BGSD, v_BGSD = cache.k_BGSD, cache.v_BGSD
+        elif y_BSN is None:
+            q_BTW, *both = side_by_side(x_BTM, self.query, self.key, self.value)
+            k_BGSD, v_BGSD = self._keys_values(both, phases)
         else:
-            k_BGSD, v_BGSD = self._keys_values(x_BTM if y_BSN is None else y_BSN, phases)
+            q_BTW = self.query(x_BTM)
+            k_BGSD, v_BGSD = self._keys_values(side_by_side(y_BSN, self.key, self.value), phases)
+        q_BHTD = phases.rotate(apply(self.query_unit, self._heads(q_BTW, self.query_norm, self.num_heads)))
         if self.value_residual is not None:
             v_BGSD = self.value_residual(v_BGSD, first_values or FirstValues())
         if not isinstance(mask, Mask):
@@ -127,9 +134,11 @@ class Attention(nn.Module):
         out: Tensor = self.kernel(q_BHTD, k_BGSD, v_BGSD, mask, scoring, self.dropout if self.training else 0.0)
         return out
 
-    def _keys_values(self, y_BSN: Tensor, phases: Phases) -> tuple[Tensor, Tensor]:
-        k_BGSD = apply(self.key_unit, self._heads(self.key(y_BSN), self.key_norm, self.num_kv_heads))
-        return phases.rotate(k_BGSD), self._split(self.value(y_BSN), self.num_kv_heads).transpose(1, 2)
+    def _keys_values(self, projected: Sequence[Tensor], phases: Phases) -> tuple[Tensor, Tensor]:
+        """The two projections [B, S, W] split into heads, and the keys with their positions."""
+        k_BSW, v_BSW = projected
+        k_BGSD = apply(self.key_unit, self._heads(k_BSW, self.key_norm, self.num_kv_heads))
+        return phases.rotate(k_BGSD), self._split(v_BSW, self.num_kv_heads).transpose(1, 2)
 
     def _heads(self, x_BTW: Tensor, norm: nn.Module | None, heads: int) -> Tensor:
         """A projection normalised and split into heads, [B, heads, T, D]."""

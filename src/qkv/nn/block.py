@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from qkv.config.model import BlockConfig, StackConfig
 from qkv.config.parts import NormConfig
@@ -200,7 +201,8 @@ class Stack(nn.Module):
     each layer, or one for all where layers share their parameters (ALBERT: Lan et al. 2019, arXiv 1909.11942).
 
     d_source: width of the memory that cross-attention reads; None: there is none. prefix: of a causal stack, whether
-    the tokens of a row's prefix see each other.
+    the tokens of a row's prefix see each other. recomputes: in training, keep of each block no more than its input, and
+    compute the rest again for the backward pass (Chen et al. 2016, arXiv 1604.06174).
     """
 
     block_class: ClassVar[type[Block]] = Block
@@ -209,6 +211,7 @@ class Stack(nn.Module):
         super().__init__()
         self.config = config
         self.causal = causal
+        self.recomputes = False
         dims = Dims(
             config.d_model,
             d_source,
@@ -302,7 +305,7 @@ class Stack(nn.Module):
                 sharing,
                 first_values,
             )
-            state = block(state, inputs)
+            state = _recomputed(block, state, inputs) if self.recomputes and self.training else block(state, inputs)
         hidden: Tensor = self.final_norm(self.residual.exit(state))
         return hidden
 
@@ -315,6 +318,15 @@ class Stack(nn.Module):
             if part is not None:
                 whole = part if whole is None else whole & part
         return whole
+
+
+def _recomputed(block: Block, state: Any, inputs: BlockInputs) -> Any:
+    """What the block makes of the state, without what the backward pass needs: that is computed again."""
+    bias = inputs.phases.bias
+    if bias is not None and bias.learning:
+        assert isinstance(inputs.mask, Mask)
+        bias.tensor(inputs.mask)  # all blocks share it: none may be the one that makes it
+    return checkpoint(block, state, inputs, use_reentrant=False)
 
 
 def _memory_length(memory_BSN: Tensor | None, cache: Cache | None) -> int:

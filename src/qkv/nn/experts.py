@@ -87,8 +87,8 @@ class Router(nn.Module):
 
 
 class Experts(nn.Module):
-    """Feed-forwards side by side: gate, up [E, F, M], down [E, M, F] and their biases, absent where unused. Optimisers
-    that take matrices one by one (Muon) leave them to AdamW."""
+    """Feed-forwards side by side: gate, up [E, F, M], down [E, M, F] and their biases, absent where unused. Muon
+    takes each matrix by itself."""
 
     undecayed = ("gate_bias", "up_bias", "down_bias")
 
@@ -221,6 +221,12 @@ def correct_biases(network: nn.Module) -> None:
             lack_E = router.load_E.mean() - router.load_E
             router.correction_bias.add_(lack_E.sign(), alpha=router.config.correction_rate)
             router.load_E = None
+
+
+def forget_loads(network: nn.Module) -> None:
+    """The tokens counted since the last step belong to one that is not taken."""
+    for router in routers_of(network):
+        router.load_E = None
 
 
 build.register(MixtureOfExpertsConfig, MixtureOfExperts)

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 from qkv.config.feed_forward import DenseFeedForwardConfig
 from qkv.nn.build import Dims, apply, build, dropout_of
+from qkv.nn.linear import side_by_side
 
 
 def gelu_tanh(x: Tensor) -> Tensor:
@@ -72,7 +73,10 @@ class FeedForward(nn.Module):
 
     def hidden(self, x: Tensor) -> Tensor:
         """The hidden activations, [..., F]."""
-        return hidden_activations(self.kind, self.up(x), None if self.gate is None else self.gate(x), self.limit)
+        if self.gate is None:
+            return hidden_activations(self.kind, self.up(x), None, self.limit)
+        gate, up = side_by_side(x, self.gate, self.up)
+        return hidden_activations(self.kind, up, gate, self.limit)
 
     def extra_repr(self) -> str:
         return self.kind

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from qkv.config.parts import (
     ClassifierHeadConfig,
@@ -15,9 +16,11 @@ from qkv.config.parts import (
     MaskedLanguageModelHeadConfig,
     NoHeadConfig,
 )
+from qkv.nn.arguments import IGNORE
 from qkv.nn.build import Dims, apply, build, dropout_of
 from qkv.nn.feed_forward import ACTIVATIONS
 from qkv.nn.kernels.math import capped
+from qkv.nn.loss import cross_entropy
 
 
 class Head(nn.Module):
@@ -30,9 +33,53 @@ class Head(nn.Module):
         """Hidden vectors to logits."""
         raise TypeError(f"{type(self).__name__} computes nothing")
 
+    def loss(
+        self, h_BTM: Tensor, labels: Tensor, lengths_B: Tensor | None = None, label_smoothing: float = 0.0
+    ) -> Tensor:
+        """The cross-entropy of the logits with their labels, summed in float32 at least: bfloat16 would round a loss of
+        36 to steps of 0.25."""
+        logits: Tensor = self(h_BTM, lengths_B).flatten(0, -2)
+        return F.cross_entropy(
+            logits.to(torch.promote_types(logits.dtype, torch.float32)),
+            labels.flatten(),
+            ignore_index=IGNORE,
+            reduction="sum",
+            label_smoothing=label_smoothing,
+        )
 
-class LanguageModelHead(Head):
-    """logits = h E^T (+ b): [B, T, V]; h times `scale` (M^-1/2 in T5's tied head), logits bounded by `softcap`."""
+
+class VocabularyHead(Head):
+    """logits = x E^T (+ b), [B, T, V], of what `vectors` makes of h; bounded by `softcap`."""
+
+    weight: nn.Parameter
+    bias: nn.Parameter | None
+    softcap: float | None = None
+
+    def vectors(self, h_BTM: Tensor) -> Tensor:
+        """What the vocabulary matrix is multiplied with, [B, T, width of the embedding]."""
+        raise TypeError(f"{type(self).__name__} has no vectors")
+
+    def forward(self, h_BTM: Tensor, lengths_B: Tensor | None = None) -> Tensor:
+        logits = F.linear(self.vectors(h_BTM), self.weight, self.bias)
+        return logits if self.softcap is None else capped(logits, self.softcap)
+
+    def loss(
+        self, h_BTM: Tensor, labels: Tensor, lengths_B: Tensor | None = None, label_smoothing: float = 0.0
+    ) -> Tensor:
+        """The same, without logits of all tokens in memory."""
+        x_NM = self.vectors(h_BTM).flatten(0, -2)
+        return cross_entropy(
+            x_NM,
+            self.weight,
+            self.bias,
+            labels.flatten(),
+            softcap=self.softcap,
+            label_smoothing=label_smoothing,
+        )
+
+
+class LanguageModelHead(VocabularyHead):
+    """logits = h E^T (+ b); h times `scale` (M^-1/2 in T5's tied head)."""
 
     def __init__(self, config: LanguageModelHeadConfig, dims: Dims) -> None:
         super().__init__()
@@ -42,18 +89,15 @@ class LanguageModelHead(Head):
         self.weight = nn.Parameter(torch.empty(dims.d_out, dims.d_model))
         self.bias = nn.Parameter(torch.zeros(dims.d_out)) if config.bias else None
 
-    def forward(self, h_BTM: Tensor, lengths_B: Tensor | None = None) -> Tensor:
-        if self.scale != 1.0:
-            h_BTM = h_BTM * self.scale
-        logits = nn.functional.linear(h_BTM, self.weight, self.bias)
-        return logits if self.softcap is None else capped(logits, self.softcap)
+    def vectors(self, h_BTM: Tensor) -> Tensor:
+        return h_BTM if self.scale == 1.0 else h_BTM * self.scale
 
     def extra_repr(self) -> str:
         return f"{self.weight.shape[1]} -> {self.weight.shape[0]}"
 
 
-class MaskedLanguageModelHead(Head):
-    """BERT's (Devlin et al. 2018, arXiv 1810.04805): logits = N(act(W h + c)) E^T + b, [B, T, V]. W leads to the width
+class MaskedLanguageModelHead(VocabularyHead):
+    """BERT's (Devlin et al. 2018, arXiv 1810.04805): logits = N(act(W h + c)) E^T + b. W leads to the width
     of the embedding where that is factorised."""
 
     def __init__(self, config: MaskedLanguageModelHeadConfig, dims: Dims) -> None:
@@ -66,9 +110,9 @@ class MaskedLanguageModelHead(Head):
         self.weight = nn.Parameter(torch.empty(dims.d_out, width))
         self.bias = nn.Parameter(torch.zeros(dims.d_out))
 
-    def forward(self, h_BTM: Tensor, lengths_B: Tensor | None = None) -> Tensor:
-        h_BTM = self.norm(ACTIVATIONS[self.activation](self.dense(h_BTM)))
-        return nn.functional.linear(h_BTM, self.weight, self.bias)
+    def vectors(self, h_BTM: Tensor) -> Tensor:
+        x: Tensor = self.norm(ACTIVATIONS[self.activation](self.dense(h_BTM)))
+        return x
 
 
 class Pooler(nn.Module):

@@ -56,6 +56,7 @@ class LatentAttention(nn.Module):
         width = self.num_heads * (self.nope_dim + self.rope_dim)
         self.query_up = nn.Linear(config.q_rank or dims.d_model, width, bias=False)
         self.latent_down = nn.Linear(d_source, self.kv_rank + self.rope_dim, bias=False)
+        self.fused = {"latent_down": (self.kv_rank, self.rope_dim)}  # rows of W_c and W_r, for the optimiser
         self.latent_norm: nn.Module = build(norm, dims.with_(d_model=self.kv_rank))
         self.key_up = nn.Linear(self.kv_rank, self.num_heads * self.nope_dim, bias=False)
         self.value_up = nn.Linear(self.kv_rank, self.num_heads * self.value_dim, bias=False)

@@ -12,7 +12,6 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from qkv.config.errors import ConfigError, UsageError
 from qkv.config.model import ModelConfig, StackConfig
@@ -34,9 +33,9 @@ from qkv.nn.resampler import Resampler
 class Output:
     """What `forward` gives for labels: summed, so that a step may be split in any way and divided once by all targets.
 
-    loss_sum: cross-entropy in nats, float32. target_count: the number of labels that count. mtp_sum: in training, that
-    of multi-token prediction's further tokens, times its weight. aux: further losses of a network in training, summed
-    over rows and times their weights: "load_balance" of mixtures of experts.
+    loss_sum: cross-entropy in nats, in float32 at least. target_count: the number of labels that count. mtp_sum: in
+    training, that of multi-token prediction's further tokens, times its weight. aux: further losses of a network in
+    training, summed over rows and times their weights: "load_balance" of mixtures of experts.
     """
 
     loss_sum: Tensor
@@ -360,15 +359,7 @@ class Transformer(nn.Module):
 
     def loss(self, h_BTM: Tensor, labels: Tensor, lengths: Tensor | None = None) -> Output:
         """The head's answers to hidden vectors against their labels."""
-        scores = self.head(h_BTM, lengths)
-        # in float32 whatever the precision: bfloat16 logits round a loss of 36 to steps of 0.25
-        loss_sum = F.cross_entropy(
-            scores.flatten(0, -2).float(),
-            labels.flatten(),
-            ignore_index=IGNORE,
-            reduction="sum",
-            label_smoothing=self.label_smoothing,
-        )
+        loss_sum = self.head.loss(h_BTM, labels, lengths, self.label_smoothing)
         return Output(loss_sum, (labels != IGNORE).sum())
 
 

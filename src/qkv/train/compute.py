@@ -11,14 +11,18 @@ from typing import Literal
 import torch
 
 from qkv.config.errors import UsageError
-from qkv.config.run import TrainConfig
+from qkv.config.training import TrainConfig
 from qkv.nn.block import Stack
 from qkv.nn.device import choose_device, choose_dtype, multiplies_bf16
-from qkv.nn.kernels import kernels_of
+from qkv.nn.kernels import kernels_of, use_kernel
 from qkv.nn.transformer import Transformer
 
 REPAYS_COMPILING = {"cpu": 4e13, "cuda": 1e16}
 """Floating-point operations of a whole run from which compiling saves more than the half minute or so it costs."""
+
+MATH_UP_TO = 512
+"""Tokens. Compiled on a CPU, attention of rows no longer than this is faster by `math`, as plain matrix products, than
+by `sdpa`, in spite of the weights that it keeps for the backward pass; at 1,024 it is slower."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +44,8 @@ class Compute:
 
 
 def choose_compute(config: TrainConfig, network: Transformer, compiled: bool | None = None) -> Compute:
-    """Apply the rules; `compiled` not None is what the run decided when it began, and stands."""
+    """Apply the rules, of which that of attention changes the network's kernels; `compiled` not None is what the run
+    decided when it began, and stands."""
     device = choose_device(config.device)
     dtype = choose_dtype(config.precision, device)
     threads = f", {torch.get_num_threads()} threads" if device.type == "cpu" else ""
@@ -53,9 +58,16 @@ def choose_compute(config: TrainConfig, network: Transformer, compiled: bool | N
     else:
         why = "as the run began"
     state = "compiled" if compiled else "eager"
-    facts = (f"device {device}{threads}", f"{name} ({reason})", f"{state} ({why})")
-    kernels = kernels_of(network)
-    return Compute(device, dtype, compiled, (*facts, f"attention by {', '.join(kernels)}") if kernels else facts)
+    facts = [f"device {device}{threads}", f"{name} ({reason})", f"{state} ({why})"]
+    longest = max(stack.max_seq_len for stack in network.config.stacks.values())
+    short = compiled and device.type == "cpu" and longest <= MATH_UP_TO
+    if short:
+        use_kernel(network, "math")
+    if kernels := kernels_of(network):
+        facts.append(f"attention by {', '.join(kernels)}{f' (compiled, {longest} tokens at most)' if short else ''}")
+    if config.activation_checkpointing:
+        facts.append("blocks computed again in the backward pass")
+    return Compute(device, dtype, compiled, tuple(facts))
 
 
 def _repays(config: TrainConfig, network: Transformer, device: torch.device) -> tuple[bool, str]:
@@ -71,7 +83,7 @@ def _repays(config: TrainConfig, network: Transformer, device: torch.device) -> 
     if not compiler:
         return False, "auto: no C++ compiler"
     matrices = sum(parameter.numel() for parameter in network.parameters() if parameter.dim() >= 2)
-    operations = 6 * matrices * config.batch_tokens * config.steps
+    operations = 6 * matrices * config.tokens
     enough = REPAYS_COMPILING.get(device.type, float("inf"))
     verdict: Literal["repays", "does not repay"] = "repays" if operations >= enough else "does not repay"
     return operations >= enough, f"auto: a run of {operations:.1e} operations {verdict} compiling"
@@ -85,14 +97,21 @@ def _sizes_apart() -> AbstractContextManager[object]:
     return _config.patch(use_duck_shape=False)  # type: ignore[attr-defined, no-any-return]
 
 
-def compile_blocks(network: Transformer, *, one_shape: bool = True) -> None:
-    """Compile the block once for all layers, and the head with its loss. Where the residual stream grows, no block is
-    like another: the functions of its sublayers are compiled, once each for all layers.
+def recompute_blocks(network: Transformer) -> None:
+    """Activation checkpointing: have the backward pass compute each block again, instead of keeping what it needs."""
+    for module in network.modules():
+        if isinstance(module, Stack):
+            module.recomputes = True
 
-    one_shape: all batches have the same shape, and code for it alone is fastest; otherwise for every shape at once, but
-    for batches of one row, which are another graph. Forward passes run in `Compute.forward_passes`.
+
+def compile_blocks(network: Transformer, *, one_shape: bool = True) -> None:
+    """Compile the block once for all layers. Where the residual stream grows, no block is like another: the functions
+    of its sublayers are compiled, once each for all layers.
+
+    one_shape: all batches have one of a few shapes, and code for each alone is fastest; otherwise for every shape at
+    once, but for batches of one row, which are another graph. Forward passes run in `Compute.forward_passes`.
     """
-    dynamic = None if one_shape else True
+    dynamic = not one_shape
     for module in network.modules():
         if not isinstance(module, Stack):
             continue
@@ -102,4 +121,3 @@ def compile_blocks(network: Transformer, *, one_shape: bool = True) -> None:
                 continue
             for sublayer in block.children():
                 sublayer.call = torch.compile(sublayer.call, dynamic=dynamic)  # type: ignore[assignment, arg-type]
-    network.loss = torch.compile(network.loss, dynamic=dynamic)  # type: ignore[method-assign]

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from qkv.checkpoint.load import load_model
+from qkv.checkpoint.lock import locked
 from qkv.config.errors import ConfigError, UsageError
 from qkv.config.finetune import finetune_config
 from qkv.config.objectives import ClassifyObjectiveConfig, ObjectiveConfig
@@ -47,8 +48,10 @@ def finetune(
     fresh = take_weights(trainer.network, loaded.network, same_classes=same_classes)
     started = f"; {', '.join(fresh)} start{'s' if len(fresh) == 1 else ''} fresh" if fresh else ""
     trainer.tell({"event": "note", "text": f"starting from {loaded.path}{started}"})
-    run = RunFolder.create(trainer.config, name, place, space=trainer.space, started_from=loaded.path)
-    return trainer.run_in(run)
+    about = {"started_from": str(loaded.path), **trainer.about}
+    run = RunFolder.create(trainer.config, name, place, space=trainer.space, about=about)
+    with locked(run.path):
+        return trainer.run_in(run)
 
 
 def _classes(objective: ObjectiveConfig) -> tuple[str, ...] | None:

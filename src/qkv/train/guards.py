@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 
 import torch
@@ -45,8 +45,8 @@ def lent_generators(states: Generators, device: torch.device) -> Iterator[None]:
 
 
 @contextmanager
-def interrupts() -> Iterator[Callable[[], bool]]:
-    """The first Ctrl-C is remembered until the step is done; a second one stops at once."""
+def interrupts(tell: Callable[[], None]) -> Iterator[Callable[[], bool]]:
+    """The first Ctrl-C is remembered until the step is done, and `tell` says so; a second one stops at once."""
     received = False
 
     def remember(number: int, frame: FrameType | None) -> None:
@@ -54,6 +54,8 @@ def interrupts() -> Iterator[Callable[[], bool]]:
         if received:
             raise KeyboardInterrupt
         received = True
+        with suppress(RuntimeError):  # it came in the middle of another line
+            tell()
 
     try:
         before = signal.signal(signal.SIGINT, remember)

@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from qkv.checkpoint.lock import holder, in_use, locked
 from qkv.checkpoint.store import find_checkpoint, load_checkpoint, read_tensors, save_checkpoint
 from qkv.config.errors import ConfigError, ConflictError, QkvError, UsageError
 from qkv.config.load import load_config
@@ -30,23 +31,28 @@ from qkv.config.parts import ClassifierHeadConfig
 from qkv.config.paths import cache_folder
 from qkv.config.run import Config
 from qkv.data.batches import BatchLoader, validation_batches
-from qkv.data.prepare import Prepared, prepare
+from qkv.data.places import places
+from qkv.data.prepare import Pairs, Prepared, prepare
 from qkv.data.rows import Batch
 from qkv.data.tokenizers import has_texts, tokenizer_for
 from qkv.evaluate.tasks import Measure, measure
-from qkv.nn.experts import correct_biases
+from qkv.nn.experts import correct_biases, forget_loads
 from qkv.nn.transformer import Output, Transformer
 from qkv.tokenizer.tokenizer import Tokenizer
-from qkv.train.compute import Compute, choose_compute, compile_blocks
+from qkv.train.averaging import Averaged, build_averaging
+from qkv.train.compute import Compute, choose_compute, compile_blocks, recompute_blocks
 from qkv.train.guards import generators_of, interrupts, lent_generators, read_generators
 from qkv.train.optimizer import build_optimizer
 from qkv.train.report import write_report
-from qkv.train.run_folder import RunFolder, require_space, require_unused
+from qkv.train.run_folder import RunFolder, require_space, require_unused, written
 from qkv.train.samples import write_sample
 from qkv.train.schedule import share_of_peak
 
 Listener = Callable[[dict[str, Any]], None]
-"""Told what happens: {"event": "start" | "note" | "train" | "validation" | "checkpoint" | "end", ...}."""
+"""Told what happens: {"event": "start" | "note" | "train" | "skip" | "validation" | "checkpoint" | "end", ...}."""
+
+
+_DIVERGED = "a lower learning rate, or train.clip=1.0; the last checkpoint is intact"
 
 
 class Interrupted(KeyboardInterrupt):
@@ -55,6 +61,18 @@ class Interrupted(KeyboardInterrupt):
     def __init__(self, run: Path) -> None:
         super().__init__(f"interrupted and saved; go on with: qkv train --resume {shlex.quote(str(run))}")
         self.run = run
+
+
+class NonFiniteError(QkvError):
+    """A step that was not taken, because its loss or gradient is no number; `record` is what the metrics tell of it."""
+
+    def __init__(self, name: str, value: float, step: int, places: list[str]) -> None:
+        super().__init__(
+            f"the {name} is {value} at step {step}",
+            where="; ".join(places) or None,
+            hint=f"{_DIVERGED}; a larger train.skip_non_finite, with which a run may go on, passes more of them over",
+        )
+        self.record = {"non_finite": name, "places": places}
 
 
 @dataclass(frozen=True)
@@ -72,9 +90,12 @@ def fit(
     *,
     run_dir: str | Path | None = None,
     name: str = "run",
+    preset: str | None = None,
     listener: Listener | None = None,
 ) -> Run:
     """Train a new model as `config` says, in a new run folder (`run_dir`, or one under runs/).
+
+    preset: what the report compares `config` with (`qkv.config.load.preset_of`).
 
     Raises QkvError for what cannot be trained; Interrupted after Ctrl-C, when everything has been saved.
     """
@@ -84,8 +105,10 @@ def fit(
     tokenizer = tokenizer_for(config, cache_folder()) if has_texts(config) else None
     source_tokenizer = tokenizer_for(config, cache_folder(), "source") if config.tokenizer.source else None
     trainer = new_trainer(config, tokenizer, source_tokenizer, listener)
-    run = RunFolder.create(trainer.config, name, place, space=trainer.space)
-    return trainer.run_in(run)
+    about = {"preset": preset, **trainer.about}
+    run = RunFolder.create(trainer.config, name, place, space=trainer.space, about=about)
+    with locked(run.path):
+        return trainer.run_in(run)
 
 
 def new_trainer(
@@ -104,18 +127,34 @@ def resume(
     run_dir: str | Path,
     *,
     steps: int | None = None,
+    skip_non_finite: int | None = None,
     listener: Listener | None = None,
     allow: tuple[str, ...] = (),
 ) -> Run:
-    """Go on with a run from its newest checkpoint, inside its folder; only the number of steps may change.
+    """Go on with a run from its newest checkpoint, inside its folder; only the number of steps, and how many may be
+    passed over, can change.
 
     On one CPU the result is bit for bit that of a run that never stopped. Other `steps` stretch the schedule: the
     learning rate is then the one that a run of that many steps has at this point. allow: as in `qkv.load`.
+
+    Raises ConflictError where a process is training in the folder, else what `fit` raises.
     """
+    if who := holder(Path(run_dir)):  # it may have no checkpoint yet
+        raise in_use(Path(run_dir), who)
     folder = find_checkpoint(Path(run_dir), newest=True)
     run = RunFolder(folder.resolve().parent.parent)
     if folder.resolve() not in run.checkpoints:
         raise UsageError("this model is not in a run that could go on", where=str(folder))
+    changes = {"train.steps": steps, "train.skip_non_finite": skip_non_finite}
+    overrides = [f"{key}={value}" for key, value in changes.items() if value is not None]
+    with locked(run.path):
+        return _restored(run, folder, overrides, listener, allow).run_in(run)
+
+
+def _restored(
+    run: RunFolder, folder: Path, overrides: list[str], listener: Listener | None, allow: tuple[str, ...]
+) -> Trainer:
+    """A run as it was when its checkpoint in `folder` was saved."""
     if folder.resolve() != run.checkpoints[-1]:
         raise ConflictError(
             "the run has gone on from this checkpoint",
@@ -124,12 +163,10 @@ def resume(
         )
     loaded = load_checkpoint(folder, allow=allow)
     training = read_tensors(folder / "training.safetensors")
-    config = loaded.config
-    if steps is not None:
-        done = int(loaded.state["step"])
-        if steps <= done:
-            raise _all_taken(done, run)
-        config = load_config(folder / "config.yaml", [f"train.steps={steps}"], allow)
+    config = load_config(folder / "config.yaml", overrides, allow) if overrides else loaded.config
+    done = int(loaded.state["step"])
+    if done >= config.train.steps:
+        raise _all_taken(done, run)
     if loaded.tokenizer is None and has_texts(config):
         raise QkvError("the checkpoint has no tokenizer", where=str(folder))
     prepared = prepare(config, loaded.tokenizer, cache_folder() / "data", source_tokenizer=loaded.source_tokenizer)
@@ -146,9 +183,10 @@ def resume(
         text = f"the schedule now spans {config.train.steps} steps instead of {loaded.config.train.steps}"
         trainer.tell({"event": "note", "text": text})
     trainer.take_up(loaded.state, training)
+    run.clear()
     require_space(run.path, trainer.space)
     run.forget_after(trainer.step)
-    return trainer.run_in(run)
+    return trainer
 
 
 def _all_taken(step: int, run: RunFolder) -> UsageError:
@@ -210,14 +248,20 @@ class Trainer:
             max_seq_len=config.model.context,
             batch_tokens=config.train.batch_tokens,
             micro_batch_tokens=config.train.micro_batch_tokens,
+            ramp=config.train.ramp,
             seed=config.train.seed,
         )
         if self.has_validation:
             self._validation_batches()  # what holds no target is refused now, not at the first validation
         self.optimizer = build_optimizer(config.train.optimizer, self.network)
+        self.averaging = build_averaging(config.train, self.network, self.optimizer)
+        self.schedule = config.train.schedule_by_step
+        if config.train.activation_checkpointing:
+            recompute_blocks(self.network)
         if compute.compiled:
             compile_blocks(self.network, one_shape=self.loader.one_shape)
         self.step = 0
+        self.skipped = 0
         self.tokens = 0
         self.loss: float | None = None
         self.val_loss: float | None = None
@@ -235,9 +279,10 @@ class Trainer:
         self._tell_start(run)
         for text in self.prepared.notes:
             self.tell({"event": "note", "text": text})
-        with lent_generators(self._dropout, self.compute.device), interrupts() as interrupted:
+        stops = {"event": "note", "text": "stopping after this step; Ctrl-C again stops at once and saves nothing"}
+        with lent_generators(self._dropout, self.compute.device), interrupts(lambda: self.tell(stops)) as interrupted:
             while self.step < train.steps:
-                self._log_step(run, self.take_step())
+                self._log_step(run, self._next_step(run))
                 last = self.step == train.steps
                 stopping = interrupted()
                 if self.has_validation and (last or _due(self.step, train.eval_every)):
@@ -250,8 +295,24 @@ class Trainer:
         self.tell({"event": "end", "run": str(run.path), "step": self.step, "seconds": self.seconds})
         return Run(run.path, self.step, self.loss, self.val_loss)
 
+    def _next_step(self, run: RunFolder) -> dict[str, Any]:
+        """Take a step. Batches whose loss or gradient is not finite are passed over, within the budget."""
+        most = self.config.train.skip_non_finite
+        while True:
+            try:
+                return self.take_step()
+            except NonFiniteError as found:
+                if self.skipped >= most:
+                    raise
+                self.skipped += 1
+                record = {"step": self.step + 1, "skipped": self.skipped, **found.record}
+                run.log(record)
+                text = f"{found.what}: batch passed over ({self.skipped} of at most {most}), {found.where}"
+                self.tell({"event": "skip", **record, "text": text})
+
     def take_step(self) -> dict[str, Any]:
-        """One update of the weights. Returns its metrics."""
+        """One update of the weights. Returns its metrics. Raises NonFiniteError before anything but the place in the
+        data, and dropout's generator, has changed."""
         started = time.perf_counter()
         batches = next(self.loader)
         targets, rows = sum(batch.target_count for batch in batches), sum(len(batch.inputs) for batch in batches)
@@ -262,22 +323,26 @@ class Trainer:
             losses = output.further(targets, rows)
             loss_part = output.loss_sum / targets + sum(losses.values())
             loss_part.backward()  # type: ignore[no-untyped-call]
-            total += output.loss_sum.item()
+            loss_sum = output.loss_sum.item()
+            if not math.isfinite(loss_sum):
+                raise self._refused("loss", loss_sum, [batch])
+            total += loss_sum
             further.update({f"{name}_loss": loss.item() for name, loss in losses.items()})
         loss = total / targets
-        self._require_finite("loss", loss, self.step + 1)
         parameters = [parameter for parameter in self.network.parameters() if parameter.grad is not None]
         clip = self.config.train.clip
         norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
         grad_norm = norm.item()
-        self._require_finite("gradient norm", grad_norm, self.step + 1)
+        if not math.isfinite(grad_norm):
+            raise self._refused("gradient norm", grad_norm, batches)
         if clip is not None:
             nn.utils.clip_grads_with_norm_(parameters, clip, norm)
         self.step += 1
-        share = share_of_peak(self.config.train.schedule, self.step, self.config.train.steps)
+        share = share_of_peak(self.schedule, self.step, self.config.train.steps)
         lr = self.optimizer.step(share)
         self.optimizer.zero_grad()
         correct_biases(self.network)
+        self.averaging.update(self.step)
         tokens = sum(batch.tokens for batch in batches)
         self.tokens += tokens
         self.loss, self.val_loss, self.measure = loss, None, None
@@ -293,12 +358,12 @@ class Trainer:
             "tokens_per_second": tokens / elapsed,
         }
 
-    def _require_finite(self, name: str, value: float, step: int) -> None:
-        if not math.isfinite(value):
-            raise QkvError(
-                f"the {name} is {value} at step {step}",
-                hint="a lower learning rate, or train.clip=1.0; the last checkpoint is intact",
-            )
+    def _refused(self, name: str, value: float, batches: list[Batch]) -> NonFiniteError:
+        """Forget the step that was about to be taken; the error names the rows behind it."""
+        self.optimizer.zero_grad()
+        forget_loads(self.network)
+        source = self.source_tokenizer if isinstance(self.prepared.train, Pairs) else None
+        return NonFiniteError(name, value, self.step + 1, places(self.prepared, batches, source or self.tokenizer))
 
     def _forward(self, batch: Batch) -> Output:
         batch = batch.to(self.compute.device)
@@ -322,7 +387,7 @@ class Trainer:
         # evaluated blocks are other graphs than trained ones: compiled for every shape, they cost more than they save,
         # and take up what the compiler keeps for training
         eager = nullcontext() if self.loader.one_shape else torch.compiler.set_stance("force_eager")
-        with eager:
+        with self.averaging.applied(), eager:
             for batch in islice(batches, max_batches):
                 total += self._forward(batch).loss_sum.item()
                 count += batch.target_count
@@ -345,24 +410,28 @@ class Trainer:
 
     # --- what is written ----------------------------------------------------------------------------------------------
 
-    def _tell_start(self, run: RunFolder) -> None:
+    @property
+    def about(self) -> dict[str, Any]:
+        """What is trained on what and how, for env.json: as told at the start, and the fingerprint of the data."""
+        return {"training": self._sizes(), "data_fingerprint": self.prepared.fingerprint}
+
+    def _sizes(self) -> dict[str, Any]:
         train, validation = self.prepared.train, self.prepared.validation
-        self.tell(
-            {
-                "event": "start",
-                "run": str(run.path),
-                "step": self.step,
-                "steps": self.config.train.steps,
-                "parameters": sum(parameter.numel() for parameter in self.network.parameters()),
-                "unit": train.unit,
-                "train_documents": train.num_documents,
-                "train_tokens": train.num_tokens,
-                "validation_documents": validation.num_documents if validation is not None else 0,
-                "validation_tokens": validation.num_tokens if validation is not None else 0,
-                "compute": list(self.compute.why),
-                "optimizer": self.optimizer.describe(),
-            }
-        )
+        return {
+            "parameters": sum(parameter.numel() for parameter in self.network.parameters()),
+            "unit": train.unit,
+            "train_documents": train.num_documents,
+            "train_tokens": train.num_tokens,
+            "validation_documents": validation.num_documents if validation is not None else 0,
+            "validation_tokens": validation.num_tokens if validation is not None else 0,
+            "compute": list(self.compute.why),
+            "optimizer": [*self.optimizer.describe(), *self.averaging.describe()],
+            "ramp": self.config.train.describe_ramp(),
+        }
+
+    def _tell_start(self, run: RunFolder) -> None:
+        place = {"run": str(run.path), "step": self.step, "steps": self.config.train.steps}
+        self.tell({"event": "start", **place, **self._sizes()})
 
     def _log_step(self, run: RunFolder, metrics: dict[str, Any]) -> None:
         if self.step == 1 or self.step == self.config.train.steps or _due(self.step, self.config.train.log_every):
@@ -371,16 +440,19 @@ class Trainer:
 
     def _log_validation(self, run: RunFolder) -> None:
         self.val_loss = self.validate()
-        self._require_finite("validation loss", self.val_loss, self.step)
+        if not math.isfinite(self.val_loss):
+            raise QkvError(f"the validation loss is {self.val_loss} at step {self.step}", hint=_DIVERGED)
         record: dict[str, Any] = {"step": self.step, "tokens": self.tokens, "val_loss": self.val_loss}
-        with torch.compiler.set_stance("force_eager"):  # a compiled block would be compiled anew for every length
+        # a compiled block would be compiled anew for every length
+        with self.averaging.applied(), torch.compiler.set_stance("force_eager"):
             self.measure = self._measure()
             if self.measure is not None:
                 record[f"val_{self.measure.name}"] = self.measure.value
             run.log(record)
             self.tell({"event": "validation", **record})
             path = run.path / "samples" / f"step-{self.step:06d}.txt"
-            write_sample(path, self.network, self.tokenizer, self.source_tokenizer, self.prepared.validation)
+            with written("the samples", path):
+                write_sample(path, self.network, self.tokenizer, self.source_tokenizer, self.prepared.validation)
 
     def _measure(self) -> Measure | None:
         """What the task itself is judged by, on the data held out."""
@@ -389,11 +461,14 @@ class Trainer:
 
     def save(self, run: RunFolder) -> Path:
         """Write a complete checkpoint of this step and drop those that rotation drops."""
+        self._require_finite_weights()
         path = run.checkpoint_path(self.step)
-        training = self.optimizer.state()
+        require_space(path, self.space // 2)
+        training = self.optimizer.state() | self.averaging.state()
         training |= {f"generator/{name}": state for name, state in read_generators(self.compute.device).items()}
         state = {
             "step": self.step,
+            "skipped": self.skipped,
             "tokens": self.tokens,
             "loss": self.loss,
             "val_loss": self.val_loss,
@@ -404,26 +479,37 @@ class Trainer:
             "loader": self.loader.state_dict(),
             "data": self.prepared.fingerprint,
         }
-        save_checkpoint(
-            path,
-            self.network,
-            self.config,
-            self.tokenizer,
-            source_tokenizer=self.source_tokenizer,
-            training=training,
-            state=state,
-        )
+        with self.averaging.applied():
+            save_checkpoint(
+                path,
+                self.network,
+                self.config,
+                self.tokenizer,
+                source_tokenizer=self.source_tokenizer,
+                training=training,
+                state=state,
+            )
         run.rotate(self.config.train.keep)
         self.tell({"event": "checkpoint", "step": self.step, "path": str(path)})
         return path
 
+    def _require_finite_weights(self) -> None:
+        for name, parameter in self.network.named_parameters():
+            if not parameter.isfinite().all():
+                raise QkvError(
+                    f"the weights of {name} are not all finite after step {self.step}, and were not saved",
+                    hint=_DIVERGED,
+                )
+
     def take_up(self, state: dict[str, Any], training: dict[str, torch.Tensor]) -> None:
         """Continue from what `save` wrote."""
         self.step, self.tokens, self.seconds = int(state["step"]), int(state["tokens"]), float(state["seconds"])
+        self.skipped = int(state.get("skipped", 0))
         self.loss, self.val_loss = state["loss"], state["val_loss"]
         self.measure = Measure(**state["measure"]) if state.get("measure") else None
         self.loader.load_state_dict(state["loader"])
         self.optimizer.load_state(training)
+        self.averaging.load_state(training)
         generators = {key.partition("/")[2]: value for key, value in training.items() if key.startswith("generator/")}
         if "cpu" not in generators:
             raise QkvError("the generators' states are missing from training.safetensors")
@@ -436,8 +522,9 @@ class Trainer:
 
     @property
     def space(self) -> int:
-        """Bytes that two checkpoints take: weights and two moments in float32."""
-        return 2 * sum(3 * 4 * parameter.numel() for parameter in self.network.parameters())
+        """Bytes of two checkpoints: weights, two moments and, beside averaged weights, trained ones, in float32."""
+        copies = 3 + isinstance(self.averaging, Averaged)
+        return 2 * sum(copies * 4 * parameter.numel() for parameter in self.network.parameters())
 
 
 def _due(step: int, every: int | None) -> bool:

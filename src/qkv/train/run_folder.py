@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import platform
@@ -9,7 +10,7 @@ import secrets
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -31,12 +32,12 @@ class RunFolder:
 
     @classmethod
     def create(
-        cls, config: Config, name: str, path: Path | None = None, space: int = 0, started_from: Path | None = None
+        cls, config: Config, name: str, path: Path | None = None, space: int = 0, about: Mapping[str, Any] | None = None
     ) -> RunFolder:
         """A new run folder: `path` itself, or runs/<date>_<name>_<id>, to which runs/latest then points.
 
-        started_from: the model whose weights the run begins with, if any. Raises ConflictError where something is there
-        already, QkvError where the disk lacks `space` bytes.
+        about: what env.json says beside the machine. Raises ConflictError where something is there already, QkvError
+        where the disk lacks `space` bytes.
         """
         chosen = path or Path("runs") / f"{datetime.now():%Y-%m-%d_%H%M%S}_{name}_{secrets.token_hex(2)}"
         require_unused(chosen)
@@ -45,7 +46,7 @@ class RunFolder:
             (chosen / "checkpoints").mkdir(parents=True)
             (chosen / "samples").mkdir()
             (chosen / "config.yaml").write_text(config.to_yaml(), encoding="utf-8")
-            told = environment(config) | {"started_from": str(started_from) if started_from else None}
+            told = environment(config) | dict(about or {})
             (chosen / "env.json").write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
             if path is None:
                 _point_latest(chosen)
@@ -68,7 +69,7 @@ class RunFolder:
     def log(self, record: dict[str, Any]) -> None:
         """Append one line to metrics.jsonl."""
         path = self.path / "metrics.jsonl"
-        with _told_of(path), path.open("a", encoding="utf-8") as file:
+        with written("the metrics", path), path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(record) + "\n")
 
     def forget_after(self, step: int) -> None:
@@ -85,12 +86,12 @@ class RunFolder:
             if record.get("step", 0) <= step:
                 kept.append(line + "\n")
         beside = path.with_suffix(".tmp")
-        with _told_of(path):
+        with written("the metrics", path):
             beside.write_text("".join(kept), encoding="utf-8")
             beside.replace(path)
 
     def rotate(self, keep: int) -> None:
-        """Delete old checkpoints: the newest `keep` and the best by validation stay. Clears half-written ones."""
+        """Delete old checkpoints: the newest `keep` and the best by validation stay; what is half-written goes."""
         checkpoints = self.checkpoints
         if not checkpoints:
             return
@@ -99,17 +100,22 @@ class RunFolder:
             if path not in kept:
                 # renamed first, so that a half-deleted checkpoint is not taken for a whole one
                 path.rename(path.with_name(f".{path.name}.tmp-{os.getpid()}"))
+        self.clear()
+
+    def clear(self) -> None:
+        """Delete what a kill has left half-written or half-deleted."""
         for leftover in (self.path / "checkpoints").glob(".step-*.tmp-*"):
             shutil.rmtree(leftover, ignore_errors=True)
 
 
 @contextmanager
-def _told_of(path: Path) -> Iterator[None]:
+def written(what: str, path: Path) -> Iterator[None]:
     """A full disk or a folder that may not be written, as an error people read."""
     try:
         yield
     except OSError as error:
-        raise QkvError(f"the metrics cannot be written: {error.strerror}", where=str(path)) from None
+        hint = "freeing space; the checkpoints are untouched" if error.errno == errno.ENOSPC else None
+        raise QkvError(f"{what} cannot be written: {error.strerror}", where=str(path), hint=hint) from None
 
 
 def require_unused(path: Path) -> None:

@@ -1,6 +1,7 @@
 """The learning rate over the steps, as a share of its peak.
 
-Steps count from 1. Warm-up rises linearly, never uses 0, and reaches the peak exactly at step `warmup`.
+Steps count from 1. Warm-up rises linearly, never uses 0, and reaches the peak exactly at step `warmup`; one that is
+counted in tokens is turned into steps first (`TrainConfig.schedule_by_step`).
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import math
 from functools import singledispatch
 
-from qkv.config.run import (
+from qkv.config.training import (
     ConstantScheduleConfig,
     CosineScheduleConfig,
     InverseSqrtScheduleConfig,

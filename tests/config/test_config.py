@@ -324,6 +324,12 @@ def test_a_mistake_in_the_files_speaks_of_what_was_meant(override: str, key: str
     assert "tuple" not in message
 
 
+def test_what_should_be_a_list_is_called_so(write) -> None:
+    """YAML has no tuples."""
+    message = error_of(write("model: {family: decoder}\n"), "train.ramp=true")
+    assert "expected a list, got true\n  at `train.ramp=true`, key `train.ramp`" in message
+
+
 def test_one_file_is_a_list_of_one(write) -> None:
     config = Config.load(write(TRANSLATE), "data.train={source: a, target: b}", "data.validation=c.tsv")
     assert (config.data.train.source, config.data.validation) == (("a",), ("c.tsv",))

@@ -286,7 +286,7 @@ def test_recomputing_blocks_backward_changes_no_gradient(cut: str) -> None:
 
 
 def test_each_function_of_a_sublayer_is_compiled_once_whatever_the_depth(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An encoder's self-attention, a decoder's, cross-attention, the feed-forward of both; and the head's loss."""
+    """An encoder's self-attention, a decoder's, cross-attention, the feed-forward of both."""
     torch._dynamo.reset()
     counter = CompileCounterWithBackend("eager")
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=counter))
@@ -304,5 +304,5 @@ def test_each_function_of_a_sublayer_is_compiled_once_whatever_the_depth(monkeyp
         seen.append(counter.frame_count)
     for parameter, other in zip(net.parameters(), fast.parameters(), strict=True):
         torch.testing.assert_close(other.grad, parameter.grad, rtol=1e-4, atol=1e-5)
-    assert seen == [5, 5, 10, 10]
+    assert seen == [4, 4, 8, 8]
     torch._dynamo.reset()

@@ -152,7 +152,7 @@ def test_compiled_decoding_of_unequal_prompts_equals_eager() -> None:
         )
         assert cache.lengths_B.tolist() == [6, 10]
     assert_equal(*seen)
-    assert counter.frame_count <= 4
+    assert counter.frame_count <= 5  # of the prompt: the embedding, what stands before the break and behind it
 
 
 # --- training, other kernels, real code -------------------------------------------------------------------------------

@@ -39,6 +39,8 @@ def test_a_run_trains_validates_and_loads(kind: str, task: str, train: Callable[
     assert ("val_accuracy" if task == "classify" else "val_bleu") in record
     files = [tmp_path / f"{n}.{'png' if kind == 'images' else 'wav'}" for n in range(3)]
     if task == "classify":
+        assert " of 0 tokens" not in (page := (folder / "report.md").read_text())
+        assert f" training {'images' if kind == 'images' else 'recordings'}, " in page
         assert model.tokenizer is None
         assert {one.label for one in model.classify(files)} <= {"low", "high"}
     elif kind == "images":

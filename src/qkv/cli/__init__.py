@@ -41,6 +41,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "selfcheck": ("qkv.cli.selfcheck:selfcheck", "Check that a model answers the same however it is run."),
     "runs": ("qkv.cli.runs:runs", "List the runs."),
     "plot": ("qkv.cli.plot:plot", "Plot losses, positions, masks and attention."),
+    "bench": ("qkv.cli.bench:bench", "Measure speed beside the machine's own limits."),
     "doctor": ("qkv.cli.doctor:doctor", "Check this machine: threads, precision, compiler, kernels."),
     "completion": ("qkv.cli.completion:completion", "Print the completion script of a shell."),
 }

@@ -388,7 +388,7 @@ def _pairs(model: Model, options: Options) -> Examples:
 
 
 def _how(told: Mapping[str, Any]) -> list[str]:
-    speed = f"{told['seconds']:.1f} s, {told['sentences_per_second']:.1f} sentences per second"
+    speed = f"{told['seconds']:.1f} s, {told['sentences_per_second']:.1f} per second"
     lines = [f"{'decoding':<22}{speed}, beam size {told['beam_size']}"]
     if told.get("untranslated"):
         lines.append(f"{'untranslated':<22}{told['untranslated']:,}, longer than the model's context")

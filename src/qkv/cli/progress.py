@@ -61,9 +61,11 @@ def event_line(event: dict[str, Any]) -> str | None:
     """What a person reads of an event, or None."""
     kind = event["event"]
     if kind == "start":
+        from qkv.train.report import data_line
+
         lines = [
             f"run {event['run']}",
-            f"{event['parameters']:,} parameters, {_data_line(event)}",
+            f"{event['parameters']:,} parameters, {data_line(event)}",
             "; ".join(event["compute"]),
             *event["optimizer"],
             *event["ramp"],
@@ -79,16 +81,6 @@ def event_line(event: dict[str, Any]) -> str | None:
         loss = f"step {event['step']:>6}  validation loss {measures.pop('loss'):.4f}"
         return "  ".join([loss, *(f"{name.replace('_', ' ')} {value:.4g}" for name, value in measures.items())])
     return event.get("text")
-
-
-def _data_line(event: dict[str, Any]) -> str:
-    """How much there is to learn from. Documents run into each other, so that only their tokens tell."""
-    unit, of = event["unit"], "target tokens" if event["unit"] == "pairs" else "tokens"
-    line, held = f"{event['train_tokens']:,} training tokens", event["validation_tokens"]
-    if unit != "documents":
-        line = f"{event['train_documents']:,} training {unit} of {event['train_tokens']:,} {of}"
-        held = event["validation_documents"]
-    return f"{line}, {held:,} held out" if held else line
 
 
 def print_event(event: dict[str, Any], as_json: bool) -> None:

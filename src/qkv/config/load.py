@@ -487,7 +487,7 @@ def _message(detail: Any) -> str:
     message = str(detail["msg"])
     if kind in custom:
         return message
-    message = message[0].lower() + message[1:]
+    message = "expected a list" if kind == "tuple_type" else message[0].lower() + message[1:]
     shown = "true" if value is True else "false" if value is False else repr(value)  # as YAML spells them
     return f"{message}, got {_cut(shown)}"
 

@@ -24,7 +24,7 @@ def places(
 
     tokenizer: of the texts, or of the sources of pairs; None where there are none.
     """
-    named = list(_origins(batches))
+    named = list(_origins(batches)) if prepared.files else []  # made data come from no file
     told = [_place(prepared, origin, tokenizer) for origin in named[:most]]
     return told if len(named) <= most else [*told, f"{len(named) - most} more"]
 

@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.profiler import record_function
 
 from qkv.checkpoint.lock import holder, in_use, locked
 from qkv.checkpoint.store import find_checkpoint, load_checkpoint, read_tensors, save_checkpoint
@@ -314,7 +315,8 @@ class Trainer:
         """One update of the weights. Returns its metrics. Raises NonFiniteError before anything but the place in the
         data, and dropout's generator, has changed."""
         started = time.perf_counter()
-        batches = next(self.loader)
+        with record_function("data"):  # ranges for qkv.train.profile
+            batches = next(self.loader)
         targets, rows = sum(batch.target_count for batch in batches), sum(len(batch.inputs) for batch in batches)
         self.network.train()
         total, further = 0.0, Counter[str]()
@@ -331,18 +333,20 @@ class Trainer:
         loss = total / targets
         parameters = [parameter for parameter in self.network.parameters() if parameter.grad is not None]
         clip = self.config.train.clip
-        norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
-        grad_norm = norm.item()
-        if not math.isfinite(grad_norm):
-            raise self._refused("gradient norm", grad_norm, batches)
-        if clip is not None:
-            nn.utils.clip_grads_with_norm_(parameters, clip, norm)
+        with record_function("clipping"):
+            norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+            grad_norm = norm.item()
+            if not math.isfinite(grad_norm):
+                raise self._refused("gradient norm", grad_norm, batches)
+            if clip is not None:
+                nn.utils.clip_grads_with_norm_(parameters, clip, norm)
         self.step += 1
         share = share_of_peak(self.schedule, self.step, self.config.train.steps)
-        lr = self.optimizer.step(share)
-        self.optimizer.zero_grad()
-        correct_biases(self.network)
-        self.averaging.update(self.step)
+        with record_function("optimiser"):
+            lr = self.optimizer.step(share)
+            self.optimizer.zero_grad()
+            correct_biases(self.network)
+            self.averaging.update(self.step)
         tokens = sum(batch.tokens for batch in batches)
         self.tokens += tokens
         self.loss, self.val_loss, self.measure = loss, None, None

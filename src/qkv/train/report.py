@@ -5,9 +5,10 @@ What is missing or damaged is named in the page; everything else is told all the
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 from qkv.checkpoint.store import best_of, checkpoints_of
 from qkv.config.errors import QkvError
@@ -36,6 +37,19 @@ def write_report(run: Path) -> Path:
     except OSError as error:
         raise QkvError(f"the report cannot be written: {error.strerror}", where=str(path)) from None
     return path
+
+
+def data_line(told: Mapping[str, Any]) -> str:
+    """How much there is to learn from, of what a run tells when it begins.
+
+    Documents run into each other, so that only their tokens tell; images and recordings with a label have none.
+    """
+    line, held = f"{told['train_tokens']:,} training tokens", told["validation_tokens"]
+    if told["unit"] != "documents":
+        of = "target tokens" if told["unit"] == "pairs" else "tokens"
+        tokens = f" of {told['train_tokens']:,} {of}" if told["train_tokens"] else ""
+        line, held = f"{told['train_documents']:,} training {told['unit']}{tokens}", told["validation_documents"]
+    return f"{line}, {held:,} held out" if held else line
 
 
 def _section(title: str, lines: Iterable[str]) -> list[str]:
@@ -101,8 +115,8 @@ def _model(records: RunRecords) -> list[str]:
     if "parameters" in told:
         lines.append(f"- {told['parameters']:,} parameters")
     lines += [f"  - {group}" for group in told.get("optimizer", ())]
-    if "train_tokens" in told:
-        lines.append(f"- {told['train_tokens']:,} training tokens, {told['validation_tokens']:,} held out")
+    if "unit" in told:
+        lines.append(f"- {data_line(told)}")
     if records.data_fingerprint:
         lines.append(f"- fingerprint of the data: `{records.data_fingerprint}`")
     lines += [f"- {line}" for line in told.get("compute", ())]

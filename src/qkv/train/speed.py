@@ -1,0 +1,259 @@
+"""How fast a configuration trains on this machine, beside what the machine's own matrix products reach."""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
+
+from qkv.config.paths import cache_folder
+from qkv.config.run import Config
+from qkv.data.made import made_data
+from qkv.data.tokenizers import has_texts, tokenizer_for
+from qkv.nn.loss import LEAST_CHUNK, LOGITS_AT_ONCE
+from qkv.nn.transformer import Transformer
+from qkv.train.compute import choose_compute
+from qkv.train.loop import Trainer, new_trainer
+from qkv.train.profile import PartProfile, profile_parts
+
+WARM_UP = 2
+"""Steps before those that are measured; the first one is timed by itself."""
+PASSES = 3
+"""What a step multiplies, in forward passes: going back takes a product for each of the two factors."""
+
+_MATRICES = 24
+_SECONDS_EACH = 0.05
+
+Product = tuple[int, int, int]
+"""[m, k] times [k, n]."""
+
+
+@dataclass
+class TrainingSpeed:
+    """What was measured; None and empty where Ctrl-C came before.
+
+    made_data: whether it trained on random data, of the configuration's shapes. compute: how, and by which rules.
+    first_step: seconds from the configuration to the end of the first step. tokens, seconds: of each measured step,
+    tokens counted as `Batch.tokens` does. flops: of each of them, what it multiplies, as `qkv show` counts.
+    peak_memory: bytes that the process, or PyTorch on a GPU, held at most. matrix_rate: FLOP/s of plain products of the
+    same shapes, in the same precision.
+    """
+
+    made_data: bool
+    compute: tuple[str, ...]
+    first_step: float | None = None
+    tokens: list[int] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+    peak_memory: int | None = None
+    flops: list[float] = field(default_factory=list)
+    matrix_rate: float | None = None
+    parts: PartProfile | None = None
+    interrupted: bool = False
+
+    @property
+    def tokens_per_second(self) -> list[float]:
+        """Of each measured step."""
+        return [count / seconds for count, seconds in zip(self.tokens, self.seconds, strict=True)]
+
+    @property
+    def flops_per_second(self) -> float | None:
+        """The median of the steps."""
+        if not self.flops:
+            return None
+        return statistics.median(flops / seconds for flops, seconds in zip(self.flops, self.seconds, strict=True))
+
+    @property
+    def ratio(self) -> float | None:
+        """The share of the matrix rate that training reaches."""
+        if self.flops_per_second is None or self.matrix_rate is None:
+            return None
+        return self.flops_per_second / self.matrix_rate
+
+
+def measure_training(config: Config, steps: int = 20, tell: Callable[[str], None] | None = None) -> TrainingSpeed:
+    """Take `steps` steps as `qkv train` would, without saving or validation, and measure them; a ramp is left out.
+
+    The data are those of `config`, or made where it names none: then the model's sizes must be known. tell: hears how
+    far it is. Ctrl-C ends the measuring, but not before a step was measured.
+
+    Raises QkvError for what cannot be trained.
+    """
+    tell = tell or (lambda text: None)
+    started = time.perf_counter()
+    trainer = _trainer(config, steps)
+    speed = TrainingSpeed(not config.data.train, trainer.compute.why)
+    tell("; ".join(speed.compute))
+    calls = _Calls(trainer.network)
+    try:
+        _measure_steps(trainer, speed, calls, started, steps, tell)
+        speed.peak_memory = peak_memory(trainer.compute.device)
+        tell("counting and measuring products of matrices")
+        counts = {key: _count(trainer, *call) for key, call in calls.kept.items()}
+        speed.flops = [PASSES * sum(counts[key].flops for key in keys) for keys in calls.of_step]
+        products = Counter[Product]()
+        for keys in calls.of_step:
+            for key in keys:
+                products.update(counts[key].products)
+        speed.matrix_rate = matrix_rate(products, trainer.compute.dtype, trainer.compute.device)
+        tell("profiling")
+        speed.parts = profile_parts(trainer)
+    except KeyboardInterrupt:
+        if not speed.seconds:
+            raise
+        speed.interrupted = True
+        speed.peak_memory = peak_memory(trainer.compute.device)
+    return speed
+
+
+def _trainer(config: Config, steps: int) -> Trainer:
+    """A trainer before its first step, whose run is long enough to be measured."""
+    config = config.model_copy(update={"train": config.train.model_copy(update={"ramp": ()})})
+    if config.data.train:
+        tokenizer = tokenizer_for(config, cache_folder()) if has_texts(config) else None
+        source = tokenizer_for(config, cache_folder(), "source") if config.tokenizer.source else None
+        trainer = new_trainer(config, tokenizer, source, None)
+    else:
+        prepared, tokenizer = made_data(config)
+        network = Transformer(config.model, generator=torch.Generator().manual_seed(config.train.seed))
+        trainer = Trainer(config, network, tokenizer, prepared, choose_compute(config.train, network))
+    longest = max(config.train.steps, WARM_UP + steps + 10)
+    trainer.config = trainer.config.model_copy(
+        update={"train": trainer.config.train.model_copy(update={"steps": longest})}
+    )
+    return trainer
+
+
+def _measure_steps(
+    trainer: Trainer, speed: TrainingSpeed, calls: _Calls, started: float, steps: int, tell: Callable[[str], None]
+) -> None:
+    device = trainer.compute.device
+    trainer.take_step()
+    _wait(device)
+    speed.first_step = time.perf_counter() - started
+    tell(f"first step after {speed.first_step:.1f} s")
+    for _ in range(WARM_UP - 1):
+        trainer.take_step()
+    with calls:
+        for step in range(steps):
+            calls.of_step.append([])
+            _wait(device)
+            before, began = trainer.tokens, time.perf_counter()
+            trainer.take_step()
+            _wait(device)
+            seconds = time.perf_counter() - began
+            speed.seconds.append(seconds)
+            speed.tokens.append(trainer.tokens - before)
+            tell(f"step {step + 1:>4} of {steps}  {speed.tokens[-1] / seconds:,.0f} tokens/s")
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def peak_memory(device: torch.device) -> int | None:
+    """The most bytes that PyTorch held on a GPU, or this process in main memory; None where the system does not say."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    if sys.platform == "win32":
+        return None
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+# --- what is multiplied -----------------------------------------------------------------------------------------------
+
+
+class _Calls:
+    """Keeps, while it is a context, one call of the network of each shape (`kept`), and which ones each step made."""
+
+    def __init__(self, network: Transformer) -> None:
+        self.network = network
+        self.kept: dict[Any, tuple[Any, Any]] = {}
+        self.of_step: list[list[Any]] = []
+
+    def __enter__(self) -> None:
+        self._handle = self.network.register_forward_pre_hook(self._keep, with_kwargs=True)
+
+    def __exit__(self, *_: object) -> None:
+        self._handle.remove()
+
+    def _keep(self, _: Any, ids: tuple[Tensor, ...], options: dict[str, Tensor]) -> None:
+        key = tuple(tuple(value.shape) for value in (*ids, *options.values())), int((options["labels"] >= 0).sum())
+        self.kept.setdefault(key, (ids, options))
+        self.of_step[-1].append(key)
+
+
+@dataclass
+class _Count:
+    """FLOPs of a forward pass, and its products of two matrices."""
+
+    flops: int = 0
+    products: Counter[Product] = field(default_factory=Counter)
+
+    def mm(self, a: Any, b: Any, *_: Any, **__: Any) -> int:
+        """The first matrix [m, k] by the second [k, n]."""
+        self.products[a[0], a[1], b[1]] += 1
+        return 2 * int(a[0] * a[1] * b[1])
+
+    def addmm(self, _: Any, a: Any, b: Any, *__: Any, **___: Any) -> int:
+        return self.mm(a, b)
+
+    def loss(self, h_NM: Tensor, weight_VM: Tensor, bias_V: Any, labels_N: Tensor, *_: Any, **__: Any) -> int:
+        """That of the tokens with a label with the vocabulary, in chunks as the loss takes them."""
+        (vocabulary, width), targets = weight_VM.shape, int((labels_N >= 0).sum())
+        chunk = max(LEAST_CHUNK, LOGITS_AT_ONCE // vocabulary)
+        for first in range(0, targets, chunk):
+            self.products[min(chunk, targets - first), width, vocabulary] += 1
+        return 2 * targets * width * vocabulary
+
+    loss._get_raw = True  # type: ignore[attr-defined]  # the counter passes tensors, not their shapes
+
+
+def _attention(q: Any, k: Any, v: Any, *_: Any, **__: Any) -> int:
+    """Scores and their product with the values, the causal half not taken off; heads may share keys."""
+    batch, heads, queries, width = q
+    return 2 * int(batch * heads * queries * k[2] * (width + v[3]))
+
+
+_ATTENTION = ("flash_attention_for_cpu", "flash_attention", "efficient_attention", "cudnn_attention")
+
+
+def _count(trainer: Trainer, ids: Any, options: Any) -> _Count:
+    """What a forward pass multiplies: as `qkv show` counts, but at the shapes of the batch."""
+    counted = _Count()
+    aten = torch.ops.aten
+    formulas = {aten.mm: counted.mm, aten.addmm: counted.addmm, torch.ops.qkv.cross_entropy: counted.loss}
+    formulas |= {getattr(aten, f"_scaled_dot_product_{name}"): _attention for name in _ATTENTION}
+    counter = FlopCounterMode(display=False, custom_mapping=formulas)
+    with torch.no_grad(), torch.compiler.set_stance("force_eager"), trainer.compute.forward_passes(), counter:
+        trainer.network(*ids, **options)
+    counted.flops = counter.get_total_flops()
+    return counted
+
+
+def matrix_rate(products: Counter[Product], dtype: torch.dtype, device: torch.device) -> float:
+    """FLOP/s of plain products of these shapes, each with those of its two gradients, mixed as often as they come; of
+    many shapes those that take most."""
+    costs = Counter({(m, k, n): 2 * m * k * n * count for (m, k, n), count in products.items()})
+    flops = seconds = 0.0
+    for (m, k, n), cost in costs.most_common(_MATRICES):
+        x_MK, w_NK, g_MN = (torch.randn(shape, dtype=dtype, device=device) for shape in ((m, k), (n, k), (m, n)))
+        times: list[float] = []
+        while len(times) < 4 or sum(times) < _SECONDS_EACH:
+            began = time.perf_counter()
+            _ = x_MK @ w_NK.t(), g_MN @ w_NK, g_MN.t() @ x_MK
+            _wait(device)
+            times.append(time.perf_counter() - began)
+        flops += PASSES * cost
+        seconds += products[m, k, n] * statistics.median(times[1:])
+    return flops / seconds

@@ -107,7 +107,7 @@ def _marked(network: Transformer) -> Iterator[None]:
 
         def enter(*_: Any, part: str = part) -> None:
             ranges.append(record_function(part))
-            ranges[-1].__enter__()
+            ranges[-1].__enter__()  # type: ignore[no-untyped-call]
 
         # blocks that are computed again are left by an exception
         handles += [

@@ -21,7 +21,7 @@ CHUNK = 4
 
 @pytest.fixture(autouse=True)
 def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loss, "LOGITS_AT_ONCE", V * CHUNK)
+    monkeypatch.setattr(loss, "LOGITS_AT_ONCE", V * 3)
     monkeypatch.setattr(loss, "LEAST_CHUNK", CHUNK)
 
 

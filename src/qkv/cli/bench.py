@@ -71,7 +71,7 @@ def _rows(speed: TrainingSpeed, assumed: dict[str, int]) -> list[tuple[str, str]
     rates, rate = speed.tokens_per_second, speed.flops_per_second
     tokens = f"{statistics.median(rates):,.0f} (median of {len(rates)} steps, {min(rates):,.0f} to {max(rates):,.0f})"
     rows = [
-        ("data", "made, of the model's shapes" if speed.made_data else "of the configuration"),
+        ("trained on", "random data of the model's shapes" if speed.made_data else "the data of the configuration"),
         ("computed", "; ".join(speed.compute)),
         ("tokens/s", tokens),
         ("tokens per step", f"{statistics.median(speed.tokens):,.0f}"),

@@ -3,7 +3,7 @@
 A chunk's logits become its loss and, straight away, the gradients of what they were made of. Backward multiplies these
 by the gradient that comes in, and computes no logits again (Hsu et al. 2024, arXiv 2410.10989).
 
-Shapes: N tokens, C tokens of a chunk, M width, V vocabulary.
+Shapes: N tokens, C of a chunk, R of the few whose logits are in float32 at a time; M width, V vocabulary.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from qkv.nn.arguments import IGNORE
 from qkv.nn.kernels.math import capped
 
 LOGITS_AT_ONCE = 1 << 21
-LEAST_CHUNK = 256
+"""In float32: what is made of them stays in the processor's cache, and in memory that is used again."""
+LEAST_CHUNK = 1024
 """Tokens: with fewer, adding up the chunks' gradients of a large vocabulary would take long."""
 
 
@@ -63,29 +64,39 @@ def _cross_entropy(
     matrix_VM, offset_V = weight_VM.to(h_NM.dtype), None if bias_V is None else bias_V.to(h_NM.dtype)
     loss = h_NM.new_zeros((), dtype=wide)
     d_h, d_weight, d_bias = _gradients(h_NM, weight_VM, bias_V, learns)
-    chunk = max(LEAST_CHUNK, LOGITS_AT_ONCE // len(weight_VM))
-    for index_C in torch.split((labels_N != IGNORE).nonzero().squeeze(1), chunk):
-        h_CM, labels_C1 = h_NM[index_C], labels_N[index_C, None]
-        logits_CV = F.linear(h_CM, matrix_VM, offset_V).to(wide)
-        if softcap is not None:
-            logits_CV = capped(logits_CV, softcap)
-        logs_CV = logits_CV.log_softmax(-1)
-        loss -= (1 - label_smoothing) * logs_CV.gather(1, labels_C1).sum()
-        if label_smoothing:
-            loss -= label_smoothing * logs_CV.mean(-1).sum()
-        if not learns:
-            continue
-        d_CV = logs_CV.exp_().scatter_(1, labels_C1, label_smoothing - 1, reduce="add")
-        if label_smoothing:
-            d_CV -= label_smoothing / len(weight_VM)
-        if softcap is not None:
-            d_CV *= 1 - (logits_CV / softcap).square()
-        if bias_V is not None:
-            d_bias += d_CV.sum(0)
-        d_CV = d_CV.to(h_NM.dtype)
-        d_h[index_C] = d_CV @ matrix_VM
-        d_weight += d_CV.t() @ h_CM
+    few = max(1, LOGITS_AT_ONCE // len(weight_VM))
+    for index_C in torch.split((labels_N != IGNORE).nonzero().squeeze(1), max(LEAST_CHUNK, few)):
+        h_CM = h_NM[index_C]
+        logits_CV = F.linear(h_CM, matrix_VM, offset_V)
+        parts = zip(torch.split(logits_CV, few), torch.split(labels_N[index_C, None], few), strict=True)
+        for logits_RV, labels_R1 in parts:
+            part, d_RV = _loss_and_slope(logits_RV.to(wide), labels_R1, softcap, label_smoothing)
+            loss += part
+            logits_RV.copy_(d_RV)
+        if learns:
+            d_CV = logits_CV  # whose place it has taken
+            d_h[index_C] = d_CV @ matrix_VM
+            d_weight += d_CV.t() @ h_CM
+            if bias_V is not None:
+                d_bias += d_CV.sum(0, dtype=wide)
     return loss, d_h, d_weight.to(weight_VM.dtype), d_bias.to(weight_VM.dtype)
+
+
+def _loss_and_slope(
+    logits_RV: Tensor, labels_R1: Tensor, softcap: float | None, label_smoothing: float
+) -> tuple[Tensor, Tensor]:
+    """The summed loss and its gradient by the logits, [R, V]: softmax(logits) less the target's probabilities."""
+    bounded_RV = logits_RV if softcap is None else capped(logits_RV, softcap)
+    logs_RV = bounded_RV.log_softmax(-1)
+    loss = (label_smoothing - 1) * logs_RV.gather(1, labels_R1).sum()
+    if label_smoothing:
+        loss -= label_smoothing * logs_RV.mean(-1).sum()
+    d_RV = logs_RV.exp_().scatter_(1, labels_R1, label_smoothing - 1, reduce="add")
+    if label_smoothing:
+        d_RV -= label_smoothing / logs_RV.shape[1]
+    if softcap is not None:
+        d_RV *= 1 - (bounded_RV / softcap).square()
+    return loss, d_RV
 
 
 def _gradients(h_NM: Tensor, weight_VM: Tensor, bias_V: Tensor | None, learns: bool) -> tuple[Tensor, Tensor, Tensor]:

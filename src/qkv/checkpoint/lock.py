@@ -104,4 +104,4 @@ def in_use(run: Path, who: str) -> ConflictError:
 
 
 def _unwritable(run: Path, error: OSError) -> QkvError:
-    return QkvError(f"the run folder cannot be written: {error.strerror}", where=str(run))
+    return QkvError(f"the run folder cannot be written: {error.strerror}", where=str(run / NAME))

@@ -199,6 +199,8 @@ def _earlier(folder: Path) -> str:
     """What to try where a checkpoint is damaged."""
     found = checkpoints_of(folder.resolve().parent.parent)
     before = found[: found.index(folder.resolve())] if folder.resolve() in found else []
+    if not before and len(found) > 1:
+        return f"removing this checkpoint: the run has later ones, up to {found[-1]}"
     if not before:
         return "an earlier checkpoint"
     return f"{before[-1]}; the run goes on from there once this one is removed"

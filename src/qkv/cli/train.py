@@ -69,10 +69,11 @@ def train(
 
 def tell_end(run: Path) -> None:
     """Where a run that has just ended here is, and what to do with it."""
+    from qkv.checkpoint.store import find_checkpoint
     from qkv.config.base import EVERY_PACKAGE, packages_of
     from qkv.config.run import Config
 
-    config = Config.load(run / "config.yaml", allow=EVERY_PACKAGE)
+    config = Config.load(find_checkpoint(run, newest=True) / "config.yaml", allow=EVERY_PACKAGE)
     packages = "".join(f" --allow-package {name}" for name in packages_of(config))
     click.echo(f"{run}\ntry it: {_use(run, config)}{packages}", err=True)
 

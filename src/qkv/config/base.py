@@ -32,6 +32,9 @@ EVERY_PACKAGE = ("*",)
 MAX_COUNT = 2**53
 """Every step, token and seed stays exact in a JSON reader, and in 64 bits."""
 
+MAX_NUMBER = 1e30
+"""Far above any number in use, and its products still within float32, in which networks compute."""
+
 Count = Annotated[int, Field(ge=1, le=MAX_COUNT)]
 
 
@@ -65,6 +68,17 @@ class Node(BaseModel):
             wanted = cls.model_fields[info.field_name].annotation
             if not _mentions(wanted, bool) and (_mentions(wanted, int) or _mentions(wanted, float)):
                 raise PydanticCustomError("not_a_number", "expected a number")  # python's own bool is an int
+        return value
+
+    @field_validator("*", mode="after")
+    @classmethod
+    def _within_float32(cls, value: Any) -> Any:
+        if any(isinstance(item, float) and abs(item) > MAX_NUMBER for item in (value if _is_list(value) else [value])):
+            raise PydanticCustomError(
+                "beyond_float32",
+                "input should be at most {limit}, got {value}",
+                {"limit": f"{MAX_NUMBER:g}", "value": str(value)},
+            )
         return value
 
 

@@ -120,10 +120,17 @@ def _table_records(path: Path, data: MediaDataConfig, labelled: bool) -> Iterato
         if not isinstance(name, str) or not name:
             raise QkvError(f"`{data.file_key}` is no name of a file", where=record.where)
         file = path.parent / name
-        if not file.is_file():
+        if not _is_file(file):
             raise NotFoundError(f"there is no file {file}", where=record.where)
         text = _label(record, key) if labelled else normalize(_text(record, key, data))
         yield MediaRecord(str(file), text if text.strip() else "", record.where, str(path))
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:  # a name that is too long for one
+        return False
 
 
 def _label(record: Record, key: str) -> str:

@@ -14,6 +14,7 @@ from typing import Any, Literal
 import yaml
 
 from qkv.checkpoint.lock import holder
+from qkv.config.base import MAX_COUNT
 from qkv.config.errors import NotFoundError, QkvError, nearest
 from qkv.config.load import read_tree
 
@@ -136,15 +137,22 @@ def read_metrics(run: Path) -> Metrics:
         raise QkvError(f"the metrics cannot be read: {error.strerror}", where=str(path)) from None
     records, problems = [], []
     for number, line in enumerate(text.splitlines(keepends=True), 1):
-        try:
-            record = json.loads(line)
-            if not isinstance(record["step"], int) or isinstance(record["step"], bool):
-                raise TypeError
+        record = read_record(line)
+        if record is not None:
             records.append(record)
-        except (ValueError, KeyError, TypeError, RecursionError):
-            if line.strip() and line.endswith("\n"):
-                problems.append(f"metrics.jsonl:{number} is damaged")
+        elif line.strip() and line.endswith("\n"):
+            problems.append(f"metrics.jsonl:{number} is damaged")
     return Metrics(records, problems)
+
+
+def read_record(line: str) -> dict[str, Any] | None:
+    """One line of a metrics.jsonl; None for what no run writes."""
+    try:
+        record = json.loads(line)
+        step = record["step"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None
+    return record if type(step) is int and 0 <= step <= MAX_COUNT else None
 
 
 def _not_a_run(run: Path) -> NotFoundError:
@@ -265,4 +273,7 @@ def config_hash(source: Path | str) -> str | None:
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    try:
+        return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    except OverflowError:  # an integer beyond every float
+        return False

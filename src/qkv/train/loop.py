@@ -24,7 +24,7 @@ from torch import nn
 from torch.profiler import record_function
 
 from qkv.checkpoint.lock import holder, in_use, locked
-from qkv.checkpoint.store import find_checkpoint, load_checkpoint, read_tensors, save_checkpoint
+from qkv.checkpoint.store import best_of, find_checkpoint, load_checkpoint, read_tensors, save_checkpoint
 from qkv.config.errors import ConfigError, ConflictError, QkvError, UsageError
 from qkv.config.load import load_config
 from qkv.config.objectives import ClassifyObjectiveConfig
@@ -162,6 +162,7 @@ def _restored(
             where=str(folder),
             hint=f"--resume {run.path}, which goes on from {run.checkpoints[-1].name}, or removing the later ones",
         )
+    best_of(run.checkpoints)  # one that is damaged is found now, not by the first rotation
     loaded = load_checkpoint(folder, allow=allow)
     training = read_tensors(folder / "training.safetensors")
     config = load_config(folder / "config.yaml", overrides, allow) if overrides else loaded.config
@@ -456,6 +457,7 @@ class Trainer:
             self.tell({"event": "validation", **record})
             path = run.path / "samples" / f"step-{self.step:06d}.txt"
             with written("the samples", path):
+                path.parent.mkdir(exist_ok=True)
                 write_sample(path, self.network, self.tokenizer, self.source_tokenizer, self.prepared.validation)
 
     def _measure(self) -> Measure | None:

@@ -22,6 +22,7 @@ import torch
 from qkv.checkpoint.store import best_of, checkpoints_of
 from qkv.config.errors import ConflictError, QkvError
 from qkv.config.run import Config
+from qkv.evaluate.runs import read_record
 
 
 class RunFolder:
@@ -78,12 +79,9 @@ class RunFolder:
         if not path.is_file():
             return
         kept = []
-        for line in path.read_text(encoding="utf-8").splitlines():
-            try:
-                record = json.loads(line)
-            except ValueError:  # a line cut off by a kill
-                continue
-            if record.get("step", 0) <= step:
+        for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+            record = read_record(line)  # None: cut off by a kill
+            if record is not None and record["step"] <= step:
                 kept.append(line + "\n")
         beside = path.with_suffix(".tmp")
         with written("the metrics", path):

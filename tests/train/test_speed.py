@@ -65,6 +65,16 @@ def test_flops_of_a_step_are_those_that_show_tells(overrides: tuple[str, ...]) -
     assert speed.flops == [told * count for count in speed.tokens]
 
 
+def test_further_tokens_are_counted_where_there_are_any() -> None:
+    """`qkv show` counts them for every token; the last of each row has no second one ahead."""
+    config, speed = measured("decoder-tiny", *LAYERS, "model.mtp.depth=1")
+    model, told = config.model, summarise(config.model).flops_per_token_train
+    assert model.vocab_size is not None
+    rows = [count // model.max_seq_len for count in speed.tokens]
+    spared = [3 * 2 * model.d_model * model.vocab_size * count for count in rows]
+    assert speed.flops == [told * count - less for count, less in zip(speed.tokens, spared, strict=True)]
+
+
 def test_parts_are_told_apart_in_the_backward_pass_too() -> None:
     _, wide = measured("decoder-tiny", *LAYERS, "model.feed_forward.d_ff=8192")
     assert wide.parts is not None

@@ -104,19 +104,13 @@ def _prepare(
     from qkv.config.paths import cache_folder
     from qkv.config.run import Config
     from qkv.data.prepare import prepare as tokenise
-    from qkv.data.tokenizers import has_texts, tokenizer_for
+    from qkv.data.tokenizers import tokenizers_for
 
     tree = Config.load(config, *overrides, allow=allow or None)
-    tokenizers = {"tokenizer": tokenizer_for(tree, cache_folder())} if has_texts(tree) else {}
-    if tree.tokenizer.source is not None:
-        tokenizers["source_tokenizer"] = tokenizer_for(tree, cache_folder(), "source")
-    prepared = tokenise(
-        tree,
-        tokenizers.get("tokenizer"),
-        cache_folder() / "data",
-        source_tokenizer=tokenizers.get("source_tokenizer"),
-    )
-    return tree, tokenizers, prepared
+    tokenizer, source_tokenizer = tokenizers_for(tree, cache_folder())
+    prepared = tokenise(tree, tokenizer, cache_folder() / "data", source_tokenizer=source_tokenizer)
+    named = {"tokenizer": tokenizer, "source_tokenizer": source_tokenizer}
+    return tree, {name: found for name, found in named.items() if found is not None}, prepared
 
 
 @click.command()

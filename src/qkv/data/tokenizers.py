@@ -72,6 +72,14 @@ def has_texts(config: Config) -> bool:
     return not (isinstance(config.data, MediaDataConfig) and isinstance(config.objective, ClassifyObjectiveConfig))
 
 
+def tokenizers_for(config: Config, cache_dir: str | Path) -> tuple[Tokenizer | None, Tokenizer | None]:
+    """The tokenizer, where there are texts, and that of the sources, where they have their own: see `tokenizer_for`."""
+    return (
+        tokenizer_for(config, cache_dir) if has_texts(config) else None,
+        tokenizer_for(config, cache_dir, "source") if config.tokenizer.source else None,
+    )
+
+
 def tokenizer_for(config: Config, cache_dir: str | Path, side: Side | None = None) -> Tokenizer:
     """The tokenizer at `tokenizer.path`, or one of `tokenizer.kind` trained on the files of `data.train`.
 

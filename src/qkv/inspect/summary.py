@@ -40,8 +40,7 @@ class Summary:
     token. flops_per_token_train: those of a step of training, in which going back costs twice a forward, further tokens
     included. kv_cache_bytes_per_token: what all decoder layers keep of their own tokens, at the full context too: of a
     window no more than the window; cross_cache_bytes_per_source_token: of the source. train_state_bytes: weights,
-    gradients and Adam's
-    two moments in float32, without activations.
+    gradients and Adam's two moments in float32, without activations.
     """
 
     family: str

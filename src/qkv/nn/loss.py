@@ -46,6 +46,11 @@ def cross_entropy(
     return loss
 
 
+def tokens_of_a_chunk(vocabulary: int) -> int:
+    """How many tokens' logits come from one product of matrices."""
+    return max(LEAST_CHUNK, LOGITS_AT_ONCE // vocabulary)
+
+
 @torch.library.custom_op("qkv::cross_entropy", mutates_args=())
 def _cross_entropy(
     h_NM: Tensor,
@@ -65,7 +70,7 @@ def _cross_entropy(
     loss = h_NM.new_zeros((), dtype=wide)
     d_h, d_weight, d_bias = _gradients(h_NM, weight_VM, bias_V, learns)
     few = max(1, LOGITS_AT_ONCE // len(weight_VM))
-    for index_C in torch.split((labels_N != IGNORE).nonzero().squeeze(1), max(LEAST_CHUNK, few)):
+    for index_C in torch.split((labels_N != IGNORE).nonzero().squeeze(1), tokens_of_a_chunk(len(weight_VM))):
         h_CM = h_NM[index_C]
         logits_CV = F.linear(h_CM, matrix_VM, offset_V)
         parts = zip(torch.split(logits_CV, few), torch.split(labels_N[index_C, None], few), strict=True)

@@ -35,7 +35,7 @@ from qkv.data.batches import BatchLoader, validation_batches
 from qkv.data.places import places
 from qkv.data.prepare import Pairs, Prepared, prepare
 from qkv.data.rows import Batch
-from qkv.data.tokenizers import has_texts, tokenizer_for
+from qkv.data.tokenizers import has_texts, tokenizers_for
 from qkv.evaluate.tasks import Measure, measure
 from qkv.nn.experts import correct_biases, forget_loads
 from qkv.nn.transformer import Output, Transformer
@@ -103,9 +103,7 @@ def fit(
     place = Path(run_dir) if run_dir else None
     if place is not None:
         require_unused(place)
-    tokenizer = tokenizer_for(config, cache_folder()) if has_texts(config) else None
-    source_tokenizer = tokenizer_for(config, cache_folder(), "source") if config.tokenizer.source else None
-    trainer = new_trainer(config, tokenizer, source_tokenizer, listener)
+    trainer = new_trainer(config, *tokenizers_for(config, cache_folder()), listener)
     about = {"preset": preset, **trainer.about}
     run = RunFolder.create(trainer.config, name, place, space=trainer.space, about=about)
     with locked(run.path):

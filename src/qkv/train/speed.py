@@ -17,8 +17,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from qkv.config.paths import cache_folder
 from qkv.config.run import Config
 from qkv.data.made import made_data
-from qkv.data.tokenizers import has_texts, tokenizer_for
-from qkv.nn.loss import LEAST_CHUNK, LOGITS_AT_ONCE
+from qkv.data.tokenizers import tokenizers_for
+from qkv.nn.loss import tokens_of_a_chunk
 from qkv.nn.transformer import Transformer
 from qkv.train.compute import choose_compute
 from qkv.train.loop import Trainer, new_trainer
@@ -117,9 +117,7 @@ def _trainer(config: Config, steps: int) -> Trainer:
     """A trainer before its first step, whose run is long enough to be measured."""
     config = config.model_copy(update={"train": config.train.model_copy(update={"ramp": ()})})
     if config.data.train:
-        tokenizer = tokenizer_for(config, cache_folder()) if has_texts(config) else None
-        source = tokenizer_for(config, cache_folder(), "source") if config.tokenizer.source else None
-        trainer = new_trainer(config, tokenizer, source, None)
+        trainer = new_trainer(config, *tokenizers_for(config, cache_folder()), None)
     else:
         prepared, tokenizer = made_data(config)
         network = Transformer(config.model, generator=torch.Generator().manual_seed(config.train.seed))
@@ -211,7 +209,7 @@ class _Count:
     def loss(self, h_NM: Tensor, weight_VM: Tensor, bias_V: Any, labels_N: Tensor, *_: Any, **__: Any) -> int:
         """That of the tokens with a label with the vocabulary, in chunks as the loss takes them."""
         (vocabulary, width), targets = weight_VM.shape, int((labels_N >= 0).sum())
-        chunk = max(LEAST_CHUNK, LOGITS_AT_ONCE // vocabulary)
+        chunk = tokens_of_a_chunk(vocabulary)
         for first in range(0, targets, chunk):
             self.products[min(chunk, targets - first), width, vocabulary] += 1
         return 2 * targets * width * vocabulary

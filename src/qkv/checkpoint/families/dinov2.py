@@ -17,31 +17,11 @@ from qkv.config.residuals import LayerScaleConfig
 
 def read(published: Published, head: str) -> dict[str, Any]:
     width = published.whole("hidden_size", least=1)
-    published.only("qkv_bias", True)
-    patch_size = vit.read_size(published, "patch_size", 14)
-    if isinstance(patch_size, list):
-        raise published.unsupported("patch_size", patch_size, "square patches")
     d_ff, kind = width * published.whole("mlp_ratio", 4, least=1), published.choice("hidden_act", ACTIVATIONS, "gelu")
     if published.flag("use_swiglu_ffn", False):
         d_ff, kind = swiglu_width(d_ff), "swiglu"
     return {
-        "family": "encoder",
-        "d_model": width,
-        "num_layers": published.whole("num_hidden_layers"),
-        "dropout": published.number("hidden_dropout_prob", 0.0),
-        "input": {
-            "kind": "patches",
-            "image_size": vit.read_size(published, "image_size", 224),
-            "patch_size": patch_size,
-            "channels": published.whole("num_channels", 3),
-        },
-        "position": {"kind": "learned"},
-        "norm": {"kind": "layernorm", "eps": published.number("layer_norm_eps", 1e-6)},
-        "attention": {
-            "num_heads": published.whole("num_attention_heads"),
-            "bias": True,
-            "dropout": published.number("attention_probs_dropout_prob", 0.0),
-        },
+        **vit.read_encoder(published, patch_size=14, eps=1e-6),
         "feed_forward": {"kind": kind, "d_ff": d_ff, "bias": True},
         "residual": {"kind": "layerscale", "start": published.number("layerscale_value", 1.0)},
         "head": {"kind": head},

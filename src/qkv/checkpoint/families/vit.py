@@ -17,37 +17,43 @@ from qkv.config.parts import LayerNormConfig, PatchInputConfig
 
 
 def read(published: Published, head: str) -> dict[str, Any]:
-    width = published.whole("hidden_size")
-    published.only("qkv_bias", True)
     published.only("pooler_act", "tanh")
-    published.only("pooler_output_size", width)
-    patch_size = read_size(published, "patch_size", 16)
-    if isinstance(patch_size, list):
-        raise published.unsupported("patch_size", patch_size, "square patches")
+    published.only("pooler_output_size", published.whole("hidden_size"))
     return {
-        "family": "encoder",
-        "d_model": width,
-        "num_layers": published.whole("num_hidden_layers"),
-        "dropout": published.number("hidden_dropout_prob", 0.0),
-        "input": {
-            "kind": "patches",
-            "image_size": read_size(published, "image_size", 224),
-            "patch_size": patch_size,
-            "channels": published.whole("num_channels", 3),
-        },
-        "position": {"kind": "learned"},
-        "norm": {"kind": "layernorm", "eps": published.number("layer_norm_eps", 1e-12)},
-        "attention": {
-            "num_heads": published.whole("num_attention_heads"),
-            "bias": True,
-            "dropout": published.number("attention_probs_dropout_prob", 0.0),
-        },
+        **read_encoder(published, patch_size=16, eps=1e-12),
         "feed_forward": {
             "kind": published.choice("hidden_act", ACTIVATIONS, "gelu"),
             "d_ff": published.whole("intermediate_size"),
             "bias": True,
         },
         "head": read_head(published, head),
+    }
+
+
+def read_encoder(published: Published, *, patch_size: int, eps: float) -> dict[str, Any]:
+    """What all encoders of images say, besides the feed-forward and the head. patch_size, eps: where it is not said."""
+    published.only("qkv_bias", True)
+    side = read_size(published, "patch_size", patch_size)
+    if isinstance(side, list):
+        raise published.unsupported("patch_size", side, "square patches")
+    return {
+        "family": "encoder",
+        "d_model": published.whole("hidden_size"),
+        "num_layers": published.whole("num_hidden_layers"),
+        "dropout": published.number("hidden_dropout_prob", 0.0),
+        "input": {
+            "kind": "patches",
+            "image_size": read_size(published, "image_size", 224),
+            "patch_size": side,
+            "channels": published.whole("num_channels", 3),
+        },
+        "position": {"kind": "learned"},
+        "norm": {"kind": "layernorm", "eps": published.number("layer_norm_eps", eps)},
+        "attention": {
+            "num_heads": published.whole("num_attention_heads"),
+            "bias": True,
+            "dropout": published.number("attention_probs_dropout_prob", 0.0),
+        },
     }
 
 

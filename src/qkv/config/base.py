@@ -32,8 +32,8 @@ EVERY_PACKAGE = ("*",)
 MAX_COUNT = 2**53
 """Every step, token and seed stays exact in a JSON reader, and in 64 bits."""
 
-MAX_NUMBER = 1e30
-"""Far above any number in use, and its products still within float32, in which networks compute."""
+MAX_NUMBER = 3.4028234663852886e38
+"""The largest number of float32, in which networks compute."""
 
 Count = Annotated[int, Field(ge=1, le=MAX_COUNT)]
 

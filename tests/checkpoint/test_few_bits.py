@@ -125,6 +125,25 @@ def test_scales_without_their_matrix_are_damage(tmp_path: Path) -> None:
         qkv.load(tmp_path / "model")
 
 
+@pytest.mark.parametrize("method", ["mxfp4", "fp8"])
+def test_matrices_without_their_scales_are_damage(method: str, tmp_path: Path) -> None:
+    write_folder(tmp_path / "model")
+    name = next(name for name in tensors_of(tmp_path / "model") if name.endswith("q_proj.weight"))
+
+    def pack(tensors: dict[str, Tensor]) -> None:
+        weight = tensors.pop(name)
+        if method == "fp8":
+            tensors[name] = weight.to(torch.float8_e4m3fn)
+        else:
+            tensors[f"{name}_blocks"] = weight.to(torch.uint8)
+
+    change_tensors(tmp_path / "model", pack)
+    say(tmp_path / "model", FP8 if method == "fp8" else MXFP4)
+    missing = f"{name}_scale_inv" if method == "fp8" else f"{name}_scales"
+    with pytest.raises(DamagedError, match=f"`{missing}` is missing"):
+        qkv.load(tmp_path / "model")
+
+
 @pytest.mark.parametrize("changes", [{"weight_block_size": None}, {"weight_block_size": [0, 1]}, {"fmt": "e5m2"}])
 def test_another_arrangement_is_refused_by_its_key(changes: dict[str, Any], tmp_path: Path) -> None:
     write_folder(tmp_path / "model")

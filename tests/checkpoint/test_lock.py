@@ -59,3 +59,14 @@ def test_asking_makes_nothing_and_what_cannot_be_written_is_one_clear_error(tmp_
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(QkvError, match="the run folder cannot be written: No such file"), locked(tmp_path / "gone"):
         pass
+
+
+@pytest.mark.parametrize("kind", ["folder", "named pipe"])
+def test_what_is_no_file_in_the_lock_s_place_holds_nothing_and_is_named(kind: str, tmp_path: Path) -> None:
+    if kind == "named pipe" and not hasattr(os, "mkfifo"):
+        pytest.skip("this system has no named pipes")
+    (os.mkdir if kind == "folder" else os.mkfifo)(tmp_path / ".lock")
+    assert holder(tmp_path) is None
+    with pytest.raises(QkvError, match="the run folder cannot be written") as error, locked(tmp_path):
+        pass
+    assert error.value.where == str(tmp_path / ".lock")

@@ -134,7 +134,11 @@ def test_another_size_than_the_model_s_is_noted(caplog: pytest.LogCaptureFixture
         ({"do_center_crop": True, "size": {"shortest_edge": 8}, "crop_size": 9}, "crop_size: 9"),
         ({"size": None}, "size"),
         ({"size": {"height": "8", "width": 8}}, "`height` should be"),
+        ({"size": 0}, "`size` should be"),
+        ({"size": True}, "`size` should be"),
         ({"image_mean": [0.5, "a", 0.5]}, "image_mean"),
+        ({"image_mean": [10**400, 0.5, 0.5]}, "image_mean"),
+        ({"image_std": [1e300, 0.5, 0.5]}, "image_std"),
         ({"image_std": None}, "`image_std` is missing"),
     ],
 )

@@ -24,13 +24,17 @@ def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]
 
 @pytest.fixture
 def echo(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`qkv echo --text X`, with a mistake of ours when X is `fail`."""
+    """`qkv echo --text X`, with a mistake of ours when X is `fail`, and no memory when it is `huge`."""
 
     @click.command()
     @click.option("--text")
     def command(text: str) -> None:
         if text == "fail":
             raise RuntimeError("x\x1b]0;pwn\x07")
+        if text == "huge":
+            raise RuntimeError(
+                "[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried 4398046511104 bytes"
+            )
         click.echo(text)
 
     monkeypatch.setattr(sys.modules[__name__], "command", command, raising=False)
@@ -72,6 +76,12 @@ def test_a_fault_of_ours_is_a_line_without_control_characters(echo: None, capsys
     status, _, said = run(capsys, "echo", "--text", "fail")
     assert status == 1
     assert said.startswith("error: qkv itself failed: RuntimeError: x\\x1b]0;pwn\\x07\n")
+
+
+def test_too_little_memory_is_no_fault_of_ours(echo: None, capsys: pytest.CaptureFixture[str]) -> None:
+    status, _, said = run(capsys, "echo", "--text", "huge")
+    assert status == 1
+    assert said.startswith("error: the machine has too little memory for this\n  try ")
 
 
 def test_stdout_is_what_it_was_after_a_command(echo: None, capsys: pytest.CaptureFixture[str]) -> None:

@@ -300,3 +300,11 @@ def test_damage_is_named_when_a_run_goes_on(capsys) -> None:
     code, _, err = run(capsys, "--resume", "mine", "train.steps=6")
     assert code == 1
     assert "training.safetensors is not what was written" in err
+
+
+def test_a_run_whose_own_configuration_is_gone_goes_on_from_its_checkpoint_s(capsys) -> None:
+    assert run(capsys, "small.yaml", "--run-dir", "run")[0] == 0
+    Path("run/config.yaml").unlink()
+    code, _, err = run(capsys, "--resume", "run", "train.steps=5")
+    assert code == 0
+    assert err.splitlines()[-1].startswith("try it: qkv generate ")

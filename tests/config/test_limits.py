@@ -34,6 +34,21 @@ def test_an_explicit_tag_is_refused_by_file_and_line(value: str, tmp_path: Path)
     assert error.where == f"{tmp_path / 'config.yaml'}:2"
 
 
+@pytest.mark.parametrize(
+    "override",
+    [
+        "model.feed_forward.limit=1e300",
+        "model.feed_forward={kind: moe, router: {correction_rate: 1e300}}",
+        "train.optimizer={kind: adam, lr: 1e39}",
+        "data={kind: images, std: [1e300, 1, 1]}",
+    ],
+)
+def test_a_number_that_float32_cannot_compute_with_is_refused_by_its_key(override: str, tmp_path: Path) -> None:
+    error = error_of(tmp_path, SMALL, override)
+    assert "input should be" in error.what
+    assert override.partition("=")[0] in str(error.where)
+
+
 @pytest.mark.parametrize("digits", ["9" * 5000, "0x" + "f" * 5000])
 def test_a_number_of_thousands_of_digits_is_refused(digits: str, tmp_path: Path) -> None:
     assert "digits" in error_of(tmp_path, f"model: {{vocab_size: {digits}}}\n").what

@@ -89,6 +89,15 @@ def test_tables_may_be_json_lines_or_csv_and_name_their_columns(suffix: str, tmp
     assert data.labels == ("a, b", "c")
 
 
+@pytest.mark.parametrize("name", ["gone.png", "x" * 300])
+def test_a_file_that_is_not_there_is_named_with_its_line(name: str, tmp_path: Path) -> None:
+    table = write_images(tmp_path)
+    table.write_text(f"image\ttext\tlabel\n0.png\tlow\tlow\n{name}\tlow\tlow\n", encoding="utf-8")
+    with pytest.raises(NotFoundError, match=f"there is no file .*{name}") as error:
+        prepared("images", "classify", table, tmp_path)
+    assert error.value.where == f"{table}:3"
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_files_are_read_once(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     table = WRITE[kind](tmp_path)

@@ -91,6 +91,17 @@ def test_values_that_are_not_finite_are_no_points_of_a_curve(tmp_path) -> None:
     assert read_metrics(path).series("loss") == ([2], [2.0])
 
 
+def test_numbers_beyond_every_float_are_no_points_and_no_steps(tmp_path) -> None:
+    path = make_run(tmp_path / "a")
+    huge = "9" * 400
+    lines = f'{{"step": 1, "loss": {huge}}}\n{{"step": {huge}, "loss": 2}}\n{{"step": -1}}\n{{"step": 3, "loss": 1}}\n'
+    (path / "metrics.jsonl").write_text(lines, encoding="utf-8")
+    metrics = read_metrics(path)
+    assert metrics.series("loss") == ([3], [1.0])
+    assert metrics.problems == ["metrics.jsonl:2 is damaged", "metrics.jsonl:3 is damaged"]
+    assert summarise_run(path).state == "damaged"
+
+
 def test_a_missing_run_is_answered_with_the_nearest_name(tmp_path) -> None:
     make_run(tmp_path / "shakespeare_1")
     with pytest.raises(NotFoundError) as error:

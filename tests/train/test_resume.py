@@ -425,11 +425,45 @@ def test_metrics_after_the_resumed_step_are_dropped_and_taken_again() -> None:
     assert again == whole
 
 
-@pytest.mark.parametrize("left", ["", '{"step": 1, "lo', "\n", None])
-def test_a_metrics_file_that_says_little_is_no_obstacle(left: str | None) -> None:
+@pytest.mark.parametrize(
+    "left",
+    [
+        b"",
+        b'{"step": 1, "lo',
+        b"\n",
+        b"[]\n",
+        b"7\n",
+        b"null\n",
+        b"\xff\n",
+        b"[" * 99999,
+        b'{"step": "x"}\n',
+        b"{}\n",
+        None,
+    ],
+)
+def test_a_metrics_file_that_says_little_is_no_obstacle(left: bytes | None) -> None:
     train("run", "train.save_every=2")
     shutil.rmtree(step("run", 4))
     path = Path("run/metrics.jsonl")
-    path.unlink() if left is None else path.write_text(left, encoding="utf-8")
+    path.unlink() if left is None else path.write_bytes(left)
     resume("run")
     assert [number for number, _ in losses("run")] == [3, 4]
+
+
+def test_a_folder_of_samples_that_is_gone_is_made_again() -> None:
+    train("run", "train.save_every=2")
+    shutil.rmtree(step("run", 4))
+    shutil.rmtree(Path("run/samples"))
+    resume("run")
+    assert Path("run/samples/step-000004.txt").is_file()
+
+
+def test_a_damaged_older_checkpoint_is_found_before_a_step_is_taken() -> None:
+    train("run", "train.save_every=2")
+    (step("run", 2) / "state.json").write_text("{", encoding="utf-8")
+    with pytest.raises(
+        QkvError, match=r"removing this checkpoint: the run has later ones, up to .*step-000004"
+    ) as error:
+        resume("run", steps=6)
+    assert "step-000002" in str(error.value.where)
+    assert [number for number, _ in losses("run")] == [1, 2, 3, 4]

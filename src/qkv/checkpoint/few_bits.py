@@ -68,6 +68,9 @@ def _joined(
         if whole is None:
             raise DamagedError(f"`{stem}{values}` is missing, or does not fit `{name}`", where=str(where))
         found[stem + ours] = whole
+    for name, stored in found.items():
+        if name.endswith(values) and stored.dtype in (torch.uint8, torch.float8_e4m3fn):
+            raise DamagedError(f"`{name.removesuffix(values)}{scales}` is missing", where=str(where))
     return found
 
 

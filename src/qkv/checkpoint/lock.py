@@ -83,6 +83,8 @@ def _require(descriptor: int, run: Path) -> None:
 
 def holder(run: Path) -> str | None:
     """Who trains in this run folder now: "process 17 on ada since 2026-08-01 12:00:00"; None where nobody does."""
+    if not (run / NAME).is_file():  # to open a named pipe would wait for ever
+        return None
     try:
         descriptor = os.open(run / NAME, os.O_RDONLY)
     except OSError:

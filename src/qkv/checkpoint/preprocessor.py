@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from qkv.checkpoint.published import Published
+from qkv.config.base import MAX_NUMBER
 from qkv.config.data import ImagesDataConfig
 from qkv.config.parts import PatchInputConfig
 
@@ -66,16 +67,17 @@ def _edges(told: Published, key: str, alone: str | None) -> dict[str, int]:
     """A size by its edges. A number alone is that of `alone`, or of a square (None)."""
     value = told.keys.get(key)
     if isinstance(value, int):
-        return {alone: value} if alone else {"height": value, "width": value}
+        edge = told.whole(key, least=1)
+        return {alone: edge} if alone else {"height": edge, "width": edge}
     section = told.section(key)
     return {edge: section.whole(edge, least=1) for edge in section.keys if edge in section}
 
 
 def _numbers(told: Published, key: str) -> list[float]:
-    """One finite number for each channel."""
+    """One number for each channel."""
     numbers: list[float] = []
     for value in told.list(key):
-        if not isinstance(value, int | float) or not math.isfinite(value):
+        if type(value) not in (int, float) or not abs(value) <= MAX_NUMBER:
             raise told.unsupported(key, value, "one number for each channel")
         numbers.append(float(value))
     return numbers

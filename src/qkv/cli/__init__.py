@@ -15,7 +15,7 @@ from typing import Any, NoReturn, TextIO, cast
 
 import click
 
-from qkv.config.errors import QkvError, nearest, printable
+from qkv.config.errors import QkvError, nearest
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "demo": ("qkv.cli.demo:demo", "Train a small model on bundled text and see it work."),
@@ -211,6 +211,12 @@ def _run(arguments: list[str]) -> NoReturn:
     except Exception as error:  # a fault of ours: say so in one line, keep the details for those who ask
         if frame.debug:
             raise
-        what = printable(f"{type(error).__name__}: {error}")
-        click.echo(f"error: qkv itself failed: {what}\n  try the same command with --debug", err=True)
+        click.echo(f"error: {_unforeseen(error)}", err=True)
         sys.exit(1)
+
+
+def _unforeseen(error: Exception) -> QkvError:
+    """What people read of an error that no part of qkv names."""
+    if isinstance(error, MemoryError) or "allocate memory" in str(error) or "out of memory" in str(error):
+        return QkvError("the machine has too little memory for this", hint="a smaller model, or less of it at once")
+    return QkvError(f"qkv itself failed: {type(error).__name__}: {error}", hint="the same command with --debug")

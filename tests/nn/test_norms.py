@@ -1,17 +1,21 @@
-"""Norms in whole networks: Peri-LN, OLMo-2's output norms and full-width QK-norm."""
+"""Norms in whole networks: Peri-LN, OLMo-2's output norms and full-width QK-norm; the gradient of RMSNorm."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 from transformers import Olmo2Config, Olmo2ForCausalLM
 
 from qkv.config.model import ModelConfig
+from qkv.config.parts import RMSNormConfig
 from qkv.nn import Transformer
+from qkv.nn.build import Dims
 from qkv.nn.mask import Causal
+from qkv.nn.norm import RMSNorm
 
 from .matrix import assert_equal, one_thread  # noqa: F401
 
@@ -102,3 +106,48 @@ def test_a_qk_norm_over_all_heads_is_not_one_per_head() -> None:
     full.load_state_dict(weights | wide)
     ids = ids_of(2, 11)
     assert not torch.allclose(full(ids), per_head(ids), rtol=1e-2)
+
+
+# --- the gradient of RMSNorm on a CPU, which is our own ---------------------------------------------------------------
+
+
+def rms_norm(**options: Any) -> RMSNorm:
+    return RMSNorm(RMSNormConfig(**options), Dims(12))
+
+
+@pytest.mark.parametrize("unit_offset", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("rounding", ["before-weight", "after-weight"])
+def test_rms_norm_and_its_gradients_are_those_of_torch(
+    rounding: Literal["before-weight", "after-weight"], dtype: torch.dtype, unit_offset: bool
+) -> None:
+    norm = rms_norm(rounding=rounding, unit_offset=unit_offset).to(dtype)
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        norm.weight.normal_(1.0, 0.3, generator=generator)
+    x = torch.randn(3, 5, 12, generator=generator).to(dtype).requires_grad_()
+    gradient = torch.randn(3, 5, 12, generator=generator).to(dtype)
+    wide = torch.promote_types(dtype, torch.float32)
+    weight = norm.weight.to(wide) + (1.0 if unit_offset else 0.0)
+    expected = F.rms_norm(x.to(wide), (12,), eps=norm.eps)
+    if rounding == "before-weight":
+        expected, weight = expected.to(dtype), weight.to(dtype)
+    expected = (expected * weight).to(dtype)
+    out = norm(x)
+    with torch.no_grad():
+        assert torch.equal(out, norm(x))  # trained and evaluated, it is one function
+    rtol = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 2e-2}[dtype]
+    torch.testing.assert_close(out, expected, rtol=rtol, atol=rtol)
+    ours, theirs = (torch.autograd.grad(y, (x, norm.weight), gradient) for y in (out, expected))
+    for one, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(one, other, rtol=rtol, atol=4 * rtol)
+
+
+def test_rms_norm_can_be_differentiated_again_and_in_batches_of_functions() -> None:
+    norm = rms_norm().double().requires_grad_(False)
+    x = torch.randn(2, 12, dtype=torch.float64, generator=torch.Generator().manual_seed(0), requires_grad=True)
+    assert torch.autograd.gradcheck(norm, x)
+    assert torch.autograd.gradgradcheck(norm, x)
+    each = torch.func.vmap(torch.func.grad(lambda row: norm(row).square().sum()))(x)
+    alone = [torch.autograd.grad(norm(row).square().sum(), row)[0] for row in x]
+    torch.testing.assert_close(each, torch.stack(alone))

@@ -105,29 +105,35 @@ class Experts(nn.Module):
         self.gate_bias = nn.Parameter(torch.zeros(inner)) if expert.bias and dense.gated else None
         self.up_bias = nn.Parameter(torch.zeros(inner)) if expert.bias else None
         self.down_bias = nn.Parameter(torch.zeros(outer)) if expert.bias else None
+        # how many tokens an expert has differs from batch to batch: compiled, each number would be another graph.
+        # Asking for this at import would load the compiler, for a second
+        self._outside_graphs = torch.compiler.disable(_one_by_one)  # type: ignore[no-untyped-call]
 
     @property
     def matrices(self) -> list[nn.Parameter]:
         """What is multiplied with, each [E, out, in]."""
         return [part for part in (self.gate, self.up, self.down) if part is not None]
 
-    # how many tokens an expert has differs from batch to batch: compiled, each number would be another graph
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def forward(self, x_RM: Tensor, expert_R: Tensor) -> Tensor:
         """[R, M] -> [R, M]: each row through the expert of its number; `expert_R` is in rising order."""
-        ups, downs = _each(self.up, self.up_bias), _each(self.down, self.down_bias)
-        gates = None if self.gate is None else _each(self.gate, self.gate_bias)
-        results = []
-        for e, x in enumerate(torch.split(x_RM, expert_R.bincount(minlength=len(ups)).tolist())):
-            if len(x):
-                gate = None if gates is None else F.linear(x, *gates[e])
-                hidden = hidden_activations(self.kind, F.linear(x, *ups[e]), gate, self.limit)
-                results.append(F.linear(hidden, *downs[e]))
-        return torch.cat(results)
+        out_RM: Tensor = self._outside_graphs(self, x_RM, expert_R)
+        return out_RM
 
     def extra_repr(self) -> str:
         count, width, d_model = self.up.shape
         return f"{count} of {d_model} -> {width}, {self.kind}"
+
+
+def _one_by_one(experts: Experts, x_RM: Tensor, expert_R: Tensor) -> Tensor:
+    ups, downs = _each(experts.up, experts.up_bias), _each(experts.down, experts.down_bias)
+    gates = None if experts.gate is None else _each(experts.gate, experts.gate_bias)
+    results = []
+    for e, x in enumerate(torch.split(x_RM, expert_R.bincount(minlength=len(ups)).tolist())):
+        if len(x):
+            gate = None if gates is None else F.linear(x, *gates[e])
+            hidden = hidden_activations(experts.kind, F.linear(x, *ups[e]), gate, experts.limit)
+            results.append(F.linear(hidden, *downs[e]))
+    return torch.cat(results)
 
 
 def _each(weight: Tensor, bias: Tensor | None) -> list[tuple[Tensor, Tensor | None]]:

@@ -13,16 +13,16 @@ import torch
 from qkv.config.errors import UsageError
 from qkv.config.training import TrainConfig
 from qkv.nn.block import Stack
-from qkv.nn.device import choose_device, choose_dtype, multiplies_bf16
+from qkv.nn.device import choose_device, choose_dtype, describe_device, multiplies_bf16
 from qkv.nn.kernels import kernels_of, use_kernel
 from qkv.nn.transformer import Transformer
 
 REPAYS_COMPILING = {"cpu": 4e13, "cuda": 1e16}
 """Floating-point operations of a whole run from which compiling saves more than the half minute or so it costs."""
 
-MATH_UP_TO = 512
-"""Tokens. Compiled on a CPU, attention of rows no longer than this is faster by `math`, as plain matrix products, than
-by `sdpa`, in spite of the weights that it keeps for the backward pass; at 1,024 it is slower."""
+MATH_UP_TO = {"compiled": 512, "eager": 128}
+"""Tokens. On a CPU, rows no longer than this learn faster with `math`, plain matrix products, than with `sdpa`, in
+spite of the weights that it keeps for the backward pass; those of twice the length learn slower."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,6 @@ def choose_compute(config: TrainConfig, network: Transformer, compiled: bool | N
     decided when it began, and stands."""
     device = choose_device(config.device)
     dtype = choose_dtype(config.precision, device)
-    threads = f", {torch.get_num_threads()} threads" if device.type == "cpu" else ""
     name = "bf16" if dtype == torch.bfloat16 else "fp32"
     reason = "asked for"
     if config.precision == "auto":
@@ -58,13 +57,13 @@ def choose_compute(config: TrainConfig, network: Transformer, compiled: bool | N
     else:
         why = "as the run began"
     state = "compiled" if compiled else "eager"
-    facts = [f"device {device}{threads}", f"{name} ({reason})", f"{state} ({why})"]
+    facts = [describe_device(device), f"{name} ({reason})", f"{state} ({why})"]
     longest = max(stack.max_seq_len for stack in network.config.stacks.values())
-    short = compiled and device.type == "cpu" and longest <= MATH_UP_TO
+    short = device.type == "cpu" and longest <= MATH_UP_TO[state]
     if short:
         use_kernel(network, "math")
     if kernels := kernels_of(network):
-        facts.append(f"attention by {', '.join(kernels)}{f' (compiled, {longest} tokens at most)' if short else ''}")
+        facts.append(f"attention by {', '.join(kernels)}{f' ({longest} tokens at most)' if short else ''}")
     if config.activation_checkpointing:
         facts.append("blocks computed again in the backward pass")
     return Compute(device, dtype, compiled, tuple(facts))

@@ -22,12 +22,13 @@ from qkv.config.errors import DamagedError
 from qkv.config.training import AdamConfig, AdamWConfig, MuonConfig, OptimizerConfig, ScheduleFreeConfig
 from qkv.nn.block import Block
 from qkv.nn.transformer import Transformer
+from qkv.train.muon import Muon
 from qkv.train.schedule_free import ScheduleFreeAdamW
 
 REMEMBERED: dict[type[TorchOptimizer], tuple[str, ...]] = {
     torch.optim.Adam: ("step", "exp_avg", "exp_avg_sq"),
     torch.optim.AdamW: ("step", "exp_avg", "exp_avg_sq"),
-    torch.optim.Muon: ("momentum_buffer",),
+    Muon: ("momentum_buffer",),
     ScheduleFreeAdamW: ("step", "lr_max", "weight_sum", "exp_avg_sq", "z"),
 }
 """What an optimiser keeps for each parameter: numbers, and tensors of the parameter's shape."""
@@ -85,10 +86,11 @@ class Optimizer:
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
                 size = sum(parameter.numel() for parameter in group["params"])
+                counts = _counted(len(group["params"]), "tensor"), _counted(size, "value")
                 decay = group["weight_decay"]
                 names = dict.fromkeys(_last_name(self.names[id(parameter)]) for parameter in group["params"])
                 lines.append(
-                    f"{type(optimizer).__name__}: {len(group['params'])} tensors, {size:,} values, "
+                    f"{type(optimizer).__name__}: {', '.join(counts)}, "
                     f"lr {group['lr']:g}, weight decay {decay:g}: {', '.join(names)}"
                 )
         return lines
@@ -142,6 +144,10 @@ class Optimizer:
                     yield optimizer, parameter
 
 
+def _counted(count: int, unit: str) -> str:
+    return f"{count:,} {unit}{'' if count == 1 else 's'}"
+
+
 def _fits(remembered: Tensor, parameter: Tensor) -> bool:
     return remembered.dim() == 0 or remembered.shape == parameter.shape
 
@@ -182,7 +188,7 @@ def _schedule_free(config: ScheduleFreeConfig, network: Transformer) -> Optimize
 
 @build_optimizer.register
 def _muon(config: MuonConfig, network: Transformer) -> Optimizer:
-    """Jordan et al. 2024, as torch.optim.Muon: each update is roughly orthogonalised."""
+    """Matrices of the blocks by Muon, the rest by AdamW."""
     hidden = _hidden_matrices(network)
     fused = _fused(network)
     pieces = [
@@ -192,7 +198,7 @@ def _muon(config: MuonConfig, network: Transformer) -> Optimizer:
     ]
     divided = {piece.whole for piece in pieces}
     matrices = [parameter for parameter in hidden.values() if parameter not in divided]
-    muon = torch.optim.Muon(
+    muon = Muon(
         [*matrices, *(piece.matrix for piece in pieces)],
         lr=config.lr,
         weight_decay=config.weight_decay,

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from qkv.tokenizer.tokenizer import Tokenizer as Tokenizer
     from qkv.train.finetune import finetune as finetune
     from qkv.train.loop import fit as fit
-    from qkv.train.loop import resume as resume
+    from qkv.train.resume import resume as resume
 
 __version__ = "0.1.0.dev0"
 
@@ -30,7 +30,7 @@ _NAMES = {
     "finetune": "qkv.train.finetune",
     "fit": "qkv.train.loop",
     "load": "qkv.model",
-    "resume": "qkv.train.loop",
+    "resume": "qkv.train.resume",
 }
 _MODULES = ("config", "data", "evaluate", "generate", "inspect", "nn", "tokenizer", "train")
 

@@ -45,6 +45,18 @@ def test_registers_are_vectors_of_the_sequence() -> None:
         (tree("encoder", IMAGES, data={"kind": "images", "train": {"source": "a", "target": "b"}}), "parallel data"),
         (tree("encoder", IMAGES, data={"kind": "images", "label_key": "image"}), "the same key"),
         (tree("encoder", IMAGES, data={"kind": "images", "shift": -1}), "greater than or equal to 0"),
+        (
+            tree("encoder", {**IMAGES, "image_size": (16, 8)}, data={"kind": "images", "shift": 9}),
+            r"`data\.shift` and `model\.input\.image_size` .* 9 is more than the 8 pixels there are",
+        ),
+        (
+            tree("encoder", SOUND, data={"kind": "audio", "mask_mels": 9}),
+            r"`data\.mask_mels` and `model\.input\.num_mels` .* 9 is more than the 8 mels there are",
+        ),
+        (
+            tree("encoder-decoder", SOUND, data={"kind": "audio", "mask_frames": 1 << 20}),
+            r"`data\.mask_frames` and `model\.encoder\.max_seq_len` .* is more than the [\d,]+ frames there are",
+        ),
     ],
 )
 def test_what_does_not_go_together_names_both_keys(changed: dict[str, Any], told: str) -> None:
@@ -57,3 +69,17 @@ def test_the_presets_are_of_one_kind_each(preset: str) -> None:
     config = Config.load(preset)
     kinds = {"vit-tiny": "images", "caption-tiny": "images", "speech-tiny": "audio"}
     assert config.data.kind == kinds[preset]
+
+
+@pytest.mark.parametrize(
+    ("reads", "data"),
+    [
+        (IMAGES, {"kind": "images", "shift": 8}),
+        (SOUND, {"kind": "audio", "mask_mels": 8, "mask_frames": 2 * 16}),
+    ],
+)
+def test_training_may_change_all_of_what_is_read(reads: dict[str, Any], data: dict[str, Any]) -> None:
+    changed = tree("encoder", reads, data=data)
+    if reads is SOUND:
+        changed["model"]["max_seq_len"] = 16
+    Config.model_validate(changed)

@@ -8,6 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from qkv.config import Config, TrainConfig
+from qkv.config.errors import ConfigError
 from qkv.config.training import AdamConfig, ScheduleFreeConfig
 
 
@@ -36,12 +37,27 @@ def test_schedule_free_has_a_constant_schedule_unless_another_is_named() -> None
         ({"schedule": {"warmup": 10, "warmup_unit": "token"}}, r"'steps' or 'tokens'"),
         ({"ramp": [{"max_seq_len": 64}]}, r"steps"),
         ({"ramp": [{"steps": 1}] * 5}, r"at most 4"),
+        ({"steps": 20, "schedule": {"warmup": 50}}, r"takes 50 steps, and the run has 20"),
+        (
+            {"steps": 20, "batch_tokens": 10, "schedule": {"warmup": 500, "warmup_unit": "tokens"}},
+            r"takes 50 steps, and the run has 20",
+        ),
         ({"steps": 10, "ramp": [{"steps": 6}, {"steps": 4}]}, r"the ramp takes 10 of 10 steps"),
     ],
 )
 def test_what_cannot_be_meant_is_refused(keys: dict[str, Any], says: str) -> None:
     with pytest.raises(ValidationError, match=says):
         train(**keys)
+
+
+@pytest.mark.parametrize(("unit", "warmup", "shorter"), [("steps", 50, 2), ("tokens", 500, 20)])
+def test_a_warm_up_that_is_too_long_is_answered_with_one_that_fits(unit: str, warmup: int, shorter: int) -> None:
+    wish = f"train.schedule={{warmup: {warmup}, warmup_unit: {unit}}}"
+    with pytest.raises(ConfigError) as caught:
+        Config.load("decoder-tiny", "train.steps=20", "train.batch_tokens=10", wish)
+    assert caught.value.hint == f"train.schedule.warmup={shorter} or train.steps=50"
+    Config.load("decoder-tiny", "train.steps=20", "train.batch_tokens=10", wish, f"train.schedule.warmup={shorter}")
+    Config.load("decoder-tiny", "train.steps=50", "train.batch_tokens=10", wish)
 
 
 def test_adam_is_that_of_2017_by_default() -> None:

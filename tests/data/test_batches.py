@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections import Counter
+from contextlib import nullcontext
 from itertools import pairwise
 from typing import Any
 
@@ -313,6 +314,57 @@ def test_larger_steps_go_on_in_the_order_of_the_epoch(make_corpus: Any, tokenize
     assert rows == [next(plain)[0].inputs[0].tolist() for _ in rows]
     assert len(rows) == 3 + 4 + 4 * 4
     assert ramped.state_dict() == {"step": 9, "epoch": 1, "index": 3}
+
+
+def test_a_step_that_was_passed_over_does_not_count_in_its_stage(make_corpus: Any, tokenizer: Any) -> None:
+    """The last one of a stage, the first one of a stage, and two that follow each other."""
+    ramp = [RampStageConfig(steps=2, batch_tokens=4), RampStageConfig(steps=2, batch_tokens=8)]
+    corpus = make_corpus(range(81))
+    ramped = loader(corpus, tokenizer, batch_tokens=16, ramp=ramp)
+    plain = loader(corpus, tokenizer, batch_tokens=4)
+    sizes = []
+    for number in range(9):
+        (batch,) = next(ramped)
+        sizes.append(len(batch.inputs))
+        assert [row.tolist() for row in batch.inputs] == [next(plain)[0].inputs[0].tolist() for _ in batch.inputs]
+        if number in (1, 3, 4):
+            ramped.pass_over()
+        elif number < 8:
+            state, ramped = ramped.state_dict(), loader(corpus, tokenizer, batch_tokens=16, ramp=ramp)
+            ramped.load_state_dict(state)
+    assert sizes == [1, 1, 1, 2, 2, 2, 2, 4, 4]
+    assert ramped.state_dict()["step"] == 6
+
+
+@pytest.mark.parametrize(
+    ("options", "key"),
+    [
+        ({"batch_tokens": 10**12}, "train.batch_tokens"),
+        (
+            {"ramp": [RampStageConfig(steps=3), RampStageConfig(steps=3, batch_tokens=10**12)]},
+            "train.ramp.1.batch_tokens",
+        ),
+        ({"batch_tokens": 10**12, "ramp": [RampStageConfig(steps=3, max_seq_len=2)]}, "train.batch_tokens"),
+    ],
+    ids=["plain", "ramp", "ramp of lengths"],
+)
+def test_a_step_that_holds_the_data_many_times_over_is_refused(
+    make_corpus: Any, tokenizer: Any, options: dict[str, Any], key: str
+) -> None:
+    said = r"a step of 1,000,000,000,000 tokens holds the 80 training tokens 12,500,000,000 times over"
+    with pytest.raises(ConfigError, match=said) as caught:
+        loader(make_corpus(range(81)), tokenizer, **options)
+    assert caught.value.where == key
+
+
+def test_a_step_may_hold_little_data_often_and_any_data_a_few_times(make_corpus: Any, tokenizer: Any) -> None:
+    (batch,) = next(loader(make_corpus(range(9)), tokenizer, batch_tokens=4000))
+    assert len(batch.inputs) == 1000
+    rows = 2**18  # of 4 tokens each
+    for epochs, fits in ((10, True), (11, False)):
+        corpus = make_corpus([1] * (4 * rows + 1))
+        with nullcontext() if fits else pytest.raises(ConfigError, match="11 times over"):
+            loader(corpus, tokenizer, batch_tokens=4 * rows * epochs)
 
 
 def test_rows_of_another_length_begin_an_epoch_of_their_own(make_corpus: Any, tokenizer: Any) -> None:

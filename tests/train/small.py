@@ -15,7 +15,8 @@ from qkv.data import BatchLoader, Prepared, prepare
 from qkv.data.tokenizers import tokenizer_for
 from qkv.nn.transformer import Transformer
 from qkv.tokenizer import Tokenizer
-from qkv.train.loop import _sized, fit
+from qkv.train.loop import fit
+from qkv.train.sizes import sized
 
 CONFIG = """
 model:
@@ -131,7 +132,7 @@ def parts(settings: Config) -> tuple[Tokenizer, Prepared, Transformer]:
     tokenizer = tokenizer_for(settings, "cache")
     prepared = prepare(settings, tokenizer, "cache/data")
     generator = torch.Generator().manual_seed(settings.train.seed)
-    settings = _sized(settings, tokenizer, None, prepared.labels)
+    settings = sized(settings, tokenizer, None, prepared.labels)
     return tokenizer, prepared, Transformer(settings.model, generator=generator)
 
 

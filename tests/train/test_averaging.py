@@ -15,8 +15,8 @@ from qkv.config.errors import DamagedError
 from qkv.config.training import ScheduleFreeConfig, TrainConfig
 from qkv.nn.transformer import Transformer
 from qkv.train.averaging import Averaging, build_averaging
-from qkv.train.loop import resume
 from qkv.train.optimizer import build_optimizer
+from qkv.train.resume import resume
 
 from .small import assert_equal, assert_same_checkpoint, config, losses, metrics, parts, step, train, weights
 from .test_resume import HARD, stop_at

@@ -7,8 +7,8 @@ import torch
 
 from qkv.config.training import MuonConfig
 from qkv.nn.experts import Experts
-from qkv.train.loop import resume
 from qkv.train.optimizer import build_optimizer
+from qkv.train.resume import resume
 
 from .small import MUON, TASKS, assert_same_checkpoint, config, metrics, parts, step, train, weights
 

@@ -16,7 +16,7 @@ from qkv.checkpoint.store import load_checkpoint
 from qkv.config.errors import NotFoundError, QkvError
 from qkv.nn.transformer import Transformer
 from qkv.train.finetune import finetune, take_weights
-from qkv.train.loop import resume
+from qkv.train.resume import resume
 
 from .small import ADAMW, TASKS, assert_same_checkpoint, config, losses, metrics, step, train, weights
 

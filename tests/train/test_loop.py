@@ -15,9 +15,10 @@ from qkv.checkpoint.store import load_checkpoint
 from qkv.config.errors import ConfigError, QkvError
 from qkv.data import validation_batches
 from qkv.data.tokenizers import tokenizer_for
-from qkv.train import loop
+from qkv.nn.threads import describe_threads
 from qkv.train.loop import Trainer, fit, new_trainer
 from qkv.train.optimizer import Optimizer
+from qkv.train.resume import resume
 
 from .small import (
     ADAMW,
@@ -223,6 +224,9 @@ def test_a_figure_that_is_not_finite_stops_the_run_and_names_the_step(lr: str) -
     with pytest.raises(QkvError, match=r"the (loss|gradient norm) is (nan|inf) at step [23]") as stop:
         train("broken", *changes, "train.steps=9")
     assert stop.value.exit_code == 1
+    assert stop.value.hint is not None
+    assert "a lower learning rate" in stop.value.hint
+    assert "checkpoint" not in stop.value.hint
     assert steps_of("broken") == []
     taken = [line for line in metrics("broken") if "loss" in line]
     assert all(math.isfinite(line["loss"]) and math.isfinite(line["grad_norm"]) for line in taken)
@@ -245,7 +249,7 @@ def test_a_gradient_that_is_not_finite_never_reaches_the_weights(monkeypatch: py
     monkeypatch.setattr(Trainer, "_forward", forward)
     assert steps_of("run") == ["step-000003"]
     assert all(value.isfinite().all() for value in weights("run", 3).values())
-    assert loop.resume("run").step == 6
+    assert resume("run").step == 6
 
 
 def test_a_validation_loss_that_is_not_finite_stops_the_run_before_it_is_saved(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -294,10 +298,10 @@ def test_the_start_says_what_runs_where() -> None:
     assert start["event"] == "start"
     assert start["parameters"] == sum(tensor.numel() for tensor in weights("run", 4).values())
     assert start["compute"] == [
-        f"device cpu, {torch.get_num_threads()} threads",
+        f"device cpu, {describe_threads()}",
         "fp32 (asked for)",
         "eager (asked for)",
-        "attention by sdpa",
+        "attention by math (16 tokens at most)",
     ]
     assert [line.split(":")[0] for line in start["optimizer"]] == ["Muon", "AdamW", "AdamW"]
     assert [event["event"] for event in told] == ["start", *["train"] * 4, "validation", "checkpoint", "end"]

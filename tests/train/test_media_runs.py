@@ -12,7 +12,8 @@ from media_files import WRITE, media_config
 
 import qkv
 from qkv.config.errors import UsageError
-from qkv.train.loop import fit, resume
+from qkv.train.loop import fit
+from qkv.train.resume import resume
 
 TASKS = [("images", "classify"), ("images", "translate"), ("audio", "classify"), ("audio", "translate")]
 
@@ -44,7 +45,11 @@ def test_a_run_trains_validates_and_loads(kind: str, task: str, train: Callable[
         assert model.tokenizer is None
         assert {one.label for one in model.classify(files)} <= {"low", "high"}
     elif kind == "images":
-        assert [model.caption(file, max_new_tokens=4) for file in files] == model.caption(files, max_new_tokens=4)
+        together = model.caption(files, max_new_tokens=4)
+        for file, one in zip(files, together, strict=True):
+            alone = model.caption(file, max_new_tokens=4)
+            assert (alone.text, alone.token_ids) == (one.text, one.token_ids)
+            assert alone.score == pytest.approx(one.score, abs=1e-5)
     else:
         assert model.transcribe(files[0], max_new_tokens=4).seconds == pytest.approx(0.1, abs=0.01)
 

@@ -6,7 +6,7 @@ import pytest
 from safetensors.torch import load_file
 
 from qkv.checkpoint.store import load_checkpoint, save_checkpoint
-from qkv.train.loop import resume
+from qkv.train.resume import resume
 
 from .small import MUON, assert_equal, assert_same_checkpoint, metrics, step, train
 

@@ -20,7 +20,8 @@ from qkv.data.places import places
 from qkv.data.rows import Batch
 from qkv.data.tokenizers import has_texts, tokenizer_for
 from qkv.train import loop
-from qkv.train.loop import NonFiniteError, Trainer, fit, resume
+from qkv.train.loop import NonFiniteError, Trainer, fit
+from qkv.train.resume import resume
 
 from .small import (
     TASKS,
@@ -35,6 +36,7 @@ from .small import (
     train,
 )
 from .test_experts import MIXED
+from .test_ramp import BATCHES as RAMP_OF_BATCHES
 from .test_resume import stop_at
 
 UNEVEN = ("train.micro_batch_tokens=48", "train.save_every=1")
@@ -106,9 +108,10 @@ def test_over_the_budget_the_run_stops_with_the_step_and_the_place(monkeypatch: 
     with pytest.raises(NonFiniteError, match=r"the loss is nan at step 2\n  at document \d+ of corpus\.txt") as stop:
         train("run", *UNEVEN, "train.skip_non_finite=0")
     assert stop.value.exit_code == 1
+    assert "the last checkpoint is intact" in str(stop.value.hint)
     assert steps_of("run") == ["step-000001"]
     assert not any("skipped" in line for line in metrics("run"))
-    with pytest.raises(NonFiniteError):  # going on meets the same batch
+    with pytest.raises(NonFiniteError, match="the last checkpoint is intact"):  # going on meets the same batch
         resume("run")
     resume("run", skip_non_finite=1)
     train("other", *UNEVEN, "train.skip_non_finite=1")
@@ -126,6 +129,30 @@ def test_the_budget_is_that_of_the_whole_run(monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(NonFiniteError):
         resume("again")
     assert_same_checkpoint(step("run", last), step("again", last))
+
+
+def test_a_stage_of_a_ramp_ends_when_its_steps_have_been_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second batch is passed over, and the stage of two steps still has two; going on from any step is the same."""
+    changes = (RAMP_OF_BATCHES, "model.dropout=0.2", "train.steps=6", "train.save_every=1")
+    origin = second_batch(config(*changes))
+    rows: list[int] = []
+    poison(monkeypatch, origin, "loss")
+    take = BatchLoader.__next__
+
+    def watched(self: BatchLoader) -> list[Batch]:
+        batches = take(self)
+        rows.append(sum(len(batch.inputs) for batch in batches))
+        return batches
+
+    with monkeypatch.context() as patch:
+        patch.setattr(BatchLoader, "__next__", watched)
+        train("whole", *changes)
+    assert [line["step"] for line in metrics("whole") if "skipped" in line] == [2]
+    assert rows == [1, 1, 1, 3, 3, 8, 8]
+    for number in (1, 2, 3, 4):
+        stop_at("whole", number, f"resumed-{number}")
+        resume(f"resumed-{number}")
+        assert_same_checkpoint(step("whole", 6), step(f"resumed-{number}", 6))
 
 
 def test_weights_that_are_not_finite_are_not_saved(monkeypatch: pytest.MonkeyPatch) -> None:

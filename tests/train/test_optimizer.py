@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, Literal
 
 import pytest
@@ -359,9 +360,16 @@ def test_what_is_printed_counts_every_value_once() -> None:
     built = network()
     for config in KINDS:
         lines = build_optimizer(config, built).describe()
-        sizes = [int(line.split(" tensors, ")[1].split(" values")[0].replace(",", "")) for line in lines]
-        sizes = [int(line.split(" tensors, ")[1].split(" values")[0].replace(",", "")) for line in lines]
+        sizes = [int(re.search(r"tensors?, ([\d,]+) values?,", line)[1].replace(",", "")) for line in lines]
         assert sum(sizes) == sum(parameter.numel() for parameter in built.parameters())
+
+
+def test_one_tensor_is_printed_as_one() -> None:
+    built = network()
+    for name, parameter in built.named_parameters():
+        parameter.requires_grad_(name == "decoder.final_norm.weight")
+    (line,) = build_optimizer(AdamWConfig(), built).describe()
+    assert line.startswith(f"AdamW: 1 tensor, {built.decoder.final_norm.weight.numel()} values, lr")
 
 
 def test_what_is_printed_names_the_parameters_of_each_group() -> None:

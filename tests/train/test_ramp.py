@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from qkv.config.errors import ConfigError
-from qkv.train.loop import fit, resume
+from qkv.train.loop import fit
+from qkv.train.resume import resume
 
 from .small import TASKS, assert_same_checkpoint, config, first_steps, losses, metrics, step, train
 from .test_resume import HARD, stop_at

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
+import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from qkv.train.loop import fit
+from qkv.config.errors import QkvError
+from qkv.train import loop
+from qkv.train.loop import Interrupted, NonFiniteError, fit
 from qkv.train.report import write_report
+from qkv.train.resume import resume
 
 from .small import config, step, train
+from .test_resume import interrupting
+
+DIVERGING = ("train.optimizer.lr=1e30", "train.clip=null", "data.validation=0", "train.skip_non_finite=0")
 
 
 def test_a_report_tells_the_run() -> None:
@@ -58,3 +68,57 @@ def test_a_run_that_stopped_early_has_a_report(taken: int) -> None:
     page = write_report(run).read_text(encoding="utf-8")
     assert f"- {taken} of 9 steps so far\n" in page
     assert ("training loss" in page) == bool(taken)
+
+
+def test_an_interrupted_run_has_its_report() -> None:
+    with pytest.raises(Interrupted):
+        fit(config(), run_dir="run", listener=interrupting(3))
+    page = Path("run/report.md").read_text(encoding="utf-8")
+    assert "- 3 of 4 steps so far\n" in page
+    assert "- best: `step-000003`\n" in page
+    resume("run")
+    assert "- all of 4 steps\n" in Path("run/report.md").read_text(encoding="utf-8")
+
+
+def test_a_run_that_an_error_ends_has_its_report() -> None:
+    with pytest.raises(NonFiniteError):
+        train("run", *DIVERGING)
+    page = Path("run/report.md").read_text(encoding="utf-8")
+    assert " of 4 steps so far\n- training loss " in page
+
+
+def test_a_second_ctrl_c_waits_for_no_report() -> None:
+    def listen(event: dict[str, Any]) -> None:
+        for _ in range(2 * (event["event"] == "train")):
+            signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        fit(config(), run_dir="run", listener=listen)
+    assert not Path("run/report.md").exists()
+
+
+def test_a_report_that_cannot_be_written_hides_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(run: Path) -> Path:
+        raise QkvError("the report cannot be written")
+
+    monkeypatch.setattr(loop, "write_report", fail)
+    with pytest.raises(NonFiniteError):
+        train("broken", *DIVERGING)
+    with pytest.raises(Interrupted):
+        fit(config(), run_dir="stopped", listener=interrupting(2))
+    with pytest.raises(QkvError, match="the report cannot be written"):
+        train("whole")
+
+
+def test_a_disk_that_fills_up_leaves_the_older_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = train("run", "train.steps=2")
+    before = {path: path.read_bytes() for path in run.iterdir() if path.is_file()}
+
+    def write(self: Path, text: str, **options: Any) -> int:
+        self.write_bytes(text[:20].encode())
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Path, "write_text", write)
+    with pytest.raises(QkvError, match=r"the report cannot be written: No space left[\s\S]*report\.md"):
+        write_report(run)
+    assert {path: path.read_bytes() for path in run.iterdir() if path.is_file()} == before

@@ -17,7 +17,8 @@ from qkv.checkpoint.lock import locked
 from qkv.checkpoint.store import load_checkpoint
 from qkv.config.errors import ConfigError, ConflictError, NotFoundError, QkvError, UsageError
 from qkv.nn.transformer import Transformer
-from qkv.train.loop import Interrupted, fit, resume
+from qkv.train.loop import Interrupted, fit
+from qkv.train.resume import resume
 
 from .small import (
     ADAMW,

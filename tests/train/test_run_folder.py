@@ -21,7 +21,8 @@ from qkv.checkpoint.store import best_of, checkpoints_of, find_checkpoint, load_
 from qkv.config.errors import ConflictError, DamagedError, NotFoundError, QkvError
 from qkv.config.run import Config
 from qkv.train import run_folder
-from qkv.train.loop import Trainer, fit, resume
+from qkv.train.loop import Trainer, fit
+from qkv.train.resume import resume
 from qkv.train.run_folder import RunFolder
 
 from .small import assert_same_checkpoint, config, metrics, rewrite_state, step, steps_of, train
@@ -255,6 +256,22 @@ def test_a_checkpoint_without_its_state_is_never_chosen_and_is_taken_again() -> 
     assert_same_checkpoint(step(run, 4), Path(whole))
 
 
+@pytest.mark.parametrize("what", ["a folder as its state", "a file"])
+def test_what_stands_where_a_checkpoint_belongs_is_found_before_a_resumed_step(what: str) -> None:
+    run = train("run", "train.save_every=2")
+    before = metrics(run)
+    shutil.rmtree(step(run, 4))
+    if what == "a file":
+        step(run, 4).write_text("precious", encoding="utf-8")
+    else:
+        (step(run, 4) / "state.json").mkdir(parents=True)
+    with pytest.raises(ConflictError, match=r"is where that of step 4 belongs\n  at .*step-000004\n  try moving it"):
+        resume(run)
+    assert metrics(run) == before
+    step(run, 4).rename("aside")
+    assert resume(run).step == 4
+
+
 def test_a_run_with_nothing_but_half_a_checkpoint_has_no_model() -> None:
     run = train("run")
     (step(run, 4) / "state.json").unlink()
@@ -303,6 +320,23 @@ def test_too_little_free_space_is_found_before_anything_is_made(monkeypatch: pyt
         fit(settings, run_dir="deep/er/run")
     assert not Path("deep").exists()
     assert asked[0].exists()
+
+
+@pytest.mark.parametrize(
+    ("needed", "free", "said"),
+    [
+        (3_000_000_000, 1_000_000, "need 3,000 MB, and the disk has 1 MB free"),
+        (1_400_000, 600_000, "need 1,400 kB, and the disk has 600 kB free"),
+        (345_000, 200_000, "need 345 kB, and the disk has 200 kB free"),
+        (1_000_100, 1_000_000, "need 1,000,100 bytes, and the disk has 1,000,000 bytes free"),
+    ],
+)
+def test_the_space_that_is_needed_reads_as_more_than_there_is(
+    needed: int, free: int, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_folder.shutil, "disk_usage", lambda path: Usage(free, 0, free))
+    with pytest.raises(QkvError, match=said):
+        run_folder.require_space(Path("run"), needed)
 
 
 def test_too_little_free_space_is_found_before_a_resumed_step(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import Any
 
 import pytest
-import torch
 
 from qkv.config import Config
 from qkv.config.errors import ConfigError
@@ -14,7 +12,7 @@ from qkv.inspect.summary import sized, summarise
 from qkv.train import speed as speed_module
 from qkv.train.loop import Trainer
 from qkv.train.profile import PARTS
-from qkv.train.speed import TrainingSpeed, matrix_rate, measure_training
+from qkv.train.speed import TrainingSpeed, measure_training
 
 SMALL = ("model.d_model=32", "train.batch_tokens=256", "train.compile=off", "train.precision=fp32")
 LAYERS = ("model.num_layers=1", "model.max_seq_len=32")
@@ -121,9 +119,3 @@ def test_ctrl_c_before_the_first_measured_step_is_passed_on(monkeypatch: pytest.
 def test_a_vocabulary_without_room_for_a_letter_is_refused() -> None:
     with pytest.raises(ConfigError, match="a vocabulary of 3 has no room"):
         measured("shakespeare-char", "model.vocab_size=3")
-
-
-def test_the_matrix_rate_is_that_of_the_shapes() -> None:
-    many = matrix_rate(Counter({(256, 256, 256): 3}), torch.float32, torch.device("cpu"))
-    few = matrix_rate(Counter({(2, 2, 2): 3}), torch.float32, torch.device("cpu"))
-    assert many > 10 * few

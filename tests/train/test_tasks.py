@@ -18,7 +18,8 @@ from qkv.config.objectives import TranslateObjectiveConfig
 from qkv.evaluate import tasks
 from qkv.evaluate.tasks import Measure, greedy, measure
 from qkv.train import loop
-from qkv.train.loop import fit, resume
+from qkv.train.loop import fit
+from qkv.train.resume import resume
 
 from .small import ADAMW, TASKS, assert_same_checkpoint, config, losses, metrics, parts, step, train
 

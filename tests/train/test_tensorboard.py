@@ -10,7 +10,8 @@ import pytest
 
 from qkv.cli import main
 from qkv.config.errors import UsageError
-from qkv.train.loop import fit, resume
+from qkv.train.loop import fit
+from qkv.train.resume import resume
 from qkv.train.tensorboard import TensorBoard
 
 from .small import config, metrics

@@ -6,6 +6,7 @@ Commands are imported when they are run; `qkv --help` reads only this table.
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from contextlib import suppress
 from dataclasses import dataclass
@@ -162,6 +163,7 @@ def _as_utf_8(argument: str) -> str:
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line and exit: 0 done, 1 failed, 2 wrong usage, 3 not found, 4 needs permission, 5 conflict."""
+    whole_process = arguments is None
     arguments = [_as_utf_8(argument) for argument in sys.argv[1:]] if arguments is None else list(arguments)
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
@@ -173,6 +175,9 @@ def main(arguments: list[str] | None = None) -> None:
         _run(arguments)
     finally:
         sys.stdout = stdout
+        if whole_process:
+            with suppress(ValueError):  # not in the main thread
+                signal.signal(signal.SIGINT, signal.SIG_DFL)  # python, as it ends, would print a traceback of Ctrl-C
 
 
 def _run(arguments: list[str]) -> NoReturn:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from qkv.cli.common import allow_option, json_option
+from qkv.cli.common import allow_option, computes, json_option
 from qkv.config.errors import UsageError
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 @click.option("--tensorboard", is_flag=True, help="Write event files for TensorBoard into the run folder too.")
 @allow_option
 @json_option
+@computes
 def train(
     config: str | None,
     overrides: tuple[str, ...],
@@ -43,7 +44,7 @@ def train(
     from qkv.config.load import preset_of
     from qkv.config.run import Config
     from qkv.train.loop import fit
-    from qkv.train.loop import resume as go_on
+    from qkv.train.resume import resume as go_on
 
     with ExitStack() as stack:
         listeners: list[Callable[[dict[str, Any]], None]] = [stack.enter_context(Progress(as_json))]

@@ -9,6 +9,8 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from qkv.config.base import Kinds, Node, Part, contradiction
+from qkv.config.parts import LogMelInputConfig, PatchInputConfig
+from qkv.config.stack import StackConfig
 
 Files = tuple[str, ...]
 Side = Literal["source", "target"]
@@ -75,6 +77,15 @@ class DataConfig(Part):
         if not isinstance(files, int | float) or isinstance(files, bool) or not 0 <= files < 1:
             raise PydanticCustomError("fraction", "expected a fraction from 0 to below 1, or files")
         return files
+
+    def check_stack(self, stack: StackConfig, place: str) -> None:
+        """Raise a contradiction where training would change more of what is read than `stack`, at `place`, reads."""
+
+
+def _at_most(name: str, value: int, most: int, unit: str, key: str) -> None:
+    if value > most:
+        why = f"{value:,} is more than the {most:,} {unit} there are"
+        raise contradiction(f"data.{name}", key, why, f"data.{name}={most}, or less")
 
 
 class ListedDataConfig(DataConfig):
@@ -179,6 +190,10 @@ class ImagesDataConfig(MediaDataConfig):
             )
         return self
 
+    def check_stack(self, stack: StackConfig, place: str) -> None:
+        if isinstance(stack.input, PatchInputConfig):
+            _at_most("shift", self.shift, min(stack.input.image_shape), "pixels", f"{place}.input.image_size")
+
 
 class AudioDataConfig(MediaDataConfig):
     """WAV files, read as log-mel features of as much sound as the model's context holds, silence after it. Training
@@ -190,6 +205,11 @@ class AudioDataConfig(MediaDataConfig):
     file_key: str = "audio"
     mask_mels: int = Field(0, ge=0, le=2**10)
     mask_frames: int = Field(0, ge=0, le=2**20)
+
+    def check_stack(self, stack: StackConfig, place: str) -> None:
+        if isinstance(stack.input, LogMelInputConfig):
+            _at_most("mask_mels", self.mask_mels, stack.input.num_mels, "mels", f"{place}.input.num_mels")
+            _at_most("mask_frames", self.mask_frames, 2 * stack.max_seq_len, "frames", f"{place}.max_seq_len")
 
 
 Data = Annotated[

@@ -75,6 +75,15 @@ def printable(text: str) -> str:
     return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode("ascii"), text)
 
 
+def sizes_apart(first: int, second: int) -> tuple[str, str]:
+    """Two different numbers of bytes for people, in the largest unit up to MB that shows the difference."""
+    for unit, size in (("MB", 10**6), ("kB", 10**3)):
+        shown = f"{first / size:,.0f} {unit}", f"{second / size:,.0f} {unit}"
+        if shown[0] != shown[1]:
+            return shown
+    return f"{first:,} bytes", f"{second:,} bytes"
+
+
 def nearest(name: str, known: Iterable[str]) -> str | None:
     """The known name that `name` most likely meant, or None."""
     found = get_close_matches(name, list(known), n=1, cutoff=0.6)

@@ -22,6 +22,7 @@ from qkv.config.objectives import (
 from qkv.config.parts import ClassifierHeadConfig, InputConfig
 from qkv.config.tokenizer import TokenizerConfig
 from qkv.config.training import TrainConfig
+from qkv.config.yaml_tree import dump_yaml
 
 # --- generation -------------------------------------------------------------------------------------------------------
 
@@ -138,16 +139,19 @@ class Config(Node):
                 f"{objective.kind} is not learnt from {self.data.kind} data",
                 f"data.kind={objective.data_kinds[0]}",
             )
-        first: InputConfig = next(iter(self.model.stacks.values())).input
+        stack = next(iter(self.model.stacks.values()))
+        first: InputConfig = stack.input
+        place = "model.encoder" if family == "encoder-decoder" else "model"
         known = objective.module is None and self.data.module is None
         if known and self.data.train and first.kind != self.data.reads:
-            key = "model.encoder.input.kind" if family == "encoder-decoder" else "model.input.kind"
+            key = f"{place}.input.kind"
             raise contradiction(
                 "data.kind",
                 key,
                 f"{self.data.kind} data are read as {self.data.reads}, not as {first.kind}",
                 f"{key}={self.data.reads}",
             )
+        self.data.check_stack(stack, place)
         if self.tokenizer.source is not None and family != "encoder-decoder":
             raise contradiction(
                 "tokenizer.source",
@@ -221,8 +225,6 @@ class Config(Node):
 
     def to_yaml(self) -> str:
         """The resolved tree as YAML: enough to rebuild the model."""
-        from qkv.config.load import dump_yaml
-
         return dump_yaml(self.model_dump(mode="json"))
 
     @classmethod

@@ -185,11 +185,12 @@ class TrainConfig(Node):
     def _warmup_fits(self) -> Self:
         peak = self.schedule_by_step.warmup
         if peak > self.steps and not isinstance(self.schedule, InverseSqrtScheduleConfig):
+            shorter = (self.steps if self.schedule.warmup_unit == "steps" else self.tokens) // 10
             raise contradiction(
                 "train.schedule.warmup",
                 "train.steps",
-                f"the peak would come at step {peak} of {self.steps}",
-                "a shorter warmup or more steps",
+                f"the warm-up takes {peak:,} steps, and the run has {self.steps:,}",
+                f"train.schedule.warmup={shorter} or train.steps={peak}",
             )
         return self
 

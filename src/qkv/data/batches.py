@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from qkv.tokenizer.tokenizer import Tokenizer
 
 _ORDER, _TRAINING, _VALIDATION = range(3)  # what a random stream is for
+_EPOCHS, _TOKENS = 10, 2**20
+"""A step holds at most so many epochs, or so many tokens where the data are small: all of it is in memory at once."""
 
 
 class BatchLoader:
@@ -34,13 +36,15 @@ class BatchLoader:
     rows with two sides it counts the longer one: it is there for the memory.
 
     The stages of a `ramp` come first, each with its own length of rows or size of steps. A stage begins a new epoch,
-    except that rows of one length go on in their order where the stage before has the same length.
+    except that rows of one length go on in their order where the stage before has the same length. Steps that were
+    passed over (`pass_over`) do not count in a stage.
 
     Each epoch visits every row once, in an order that depends on (`seed`, epoch) alone. Of every step, rank r of
     `world_size` takes the r-th share, so that the rows of a step, and the state, do not depend on the number of ranks.
     Nothing is drawn from a global generator.
 
-    Raises QkvError when the data do not fill one row, ConfigError when the ranks cannot share a step evenly.
+    Raises QkvError when the data do not fill one row, ConfigError when the ranks cannot share a step evenly or a step
+    holds the data many times over.
     """
 
     def __init__(
@@ -57,23 +61,30 @@ class BatchLoader:
         rank: int = 0,
         world_size: int = 1,
     ) -> None:
-        def stage(last: int | None, length: int, tokens: int) -> _Stage:
+        def stage(last: int | None, length: int, tokens: int, key: str) -> _Stage:
             rows = build_rows(objective, data, tokenizer, length)
             if isinstance(rows, WindowRows):
                 _check_windows(rows, data, length)
                 even = _Even(rows.count, length, tokens, micro_batch_tokens, seed)
+                _check_size(even, key)
                 _check_shares(even.rows_per_step, world_size, length)
                 return _Stage(last, rows, even)
             if not rows.count:
                 raise QkvError("the training data hold nothing to learn from", where="data.train", hint="more text")
             return _Stage(last, rows, _Bucketed(rows, tokens, micro_batch_tokens, seed))
 
+        whole = "train.batch_tokens"
         lasts = accumulate(one.steps for one in ramp)
         self._stages = [
-            stage(last, one.max_seq_len or max_seq_len, one.batch_tokens or batch_tokens)
-            for last, one in zip(lasts, ramp, strict=True)
+            stage(
+                last,
+                one.max_seq_len or max_seq_len,
+                one.batch_tokens or batch_tokens,
+                f"train.ramp.{number}.batch_tokens" if one.batch_tokens else whole,
+            )
+            for number, (last, one) in enumerate(zip(lasts, ramp, strict=True))
         ]
-        self._stages.append(stage(None, max_seq_len, batch_tokens))
+        self._stages.append(stage(None, max_seq_len, batch_tokens, whole))
         self._stage, self._step = self._stages[0], 0
         self._seed, self._rank, self._world_size = seed, rank, world_size
 
@@ -105,6 +116,11 @@ class BatchLoader:
             for part in parts
         ]
 
+    def pass_over(self) -> None:
+        """The step that was last given was not taken, and its stage has one more. The place in the data stays where it
+        is, and is one to save once the next step has been given."""
+        self._step -= 1
+
     def _begin_next_stage(self) -> None:
         before = self._stage.order
         self._stage = self._stages[self._stages.index(self._stage) + 1]
@@ -115,7 +131,8 @@ class BatchLoader:
             order.go_to(before.epoch + 1, 0)
 
     def state_dict(self) -> dict[str, int]:
-        """The number of steps taken, and where the next one begins: `epoch`, and `index` in its order."""
+        """The number of steps given and not passed over, and where the next begins: `epoch`, and `index` in its
+        order."""
         return {"step": self._step, "epoch": self._stage.order.epoch, "index": self._stage.order.index}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
@@ -248,6 +265,16 @@ def _check_windows(rows: WindowRows, data: Dataset, max_seq_len: int) -> None:
         where="data.train",
         hint="more text, or a smaller model.max_seq_len",
     )
+
+
+def _check_size(order: _Even, key: str) -> None:
+    epoch, step = order.count * order.length, order.rows_per_step * order.length
+    if step > max(_EPOCHS * epoch, _TOKENS):
+        raise ConfigError(
+            f"a step of {step:,} tokens holds the {epoch:,} training tokens {step // epoch:,} times over",
+            where=key,
+            hint=f"{epoch:,}, which is all of them once, or fewer",
+        )
 
 
 def _check_shares(rows: int, world_size: int, max_seq_len: int) -> None:

@@ -34,7 +34,7 @@ from typing import IO, TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qkv.config.errors import QkvError
+from qkv.config.errors import QkvError, sizes_apart
 from qkv.data.documents import Piece
 from qkv.data.split import ContentHash
 from qkv.tokenizer.text import existing_file, open_file
@@ -282,9 +282,8 @@ def _bytes_of_ids(files: Sequence[str], width: int) -> int:
 def _check_space(cache_dir: Path, needed: int) -> None:
     free = shutil.disk_usage(cache_dir).free
     if needed > free:
-        raise QkvError(
-            f"about {needed / 1e6:,.0f} MB are needed for the data, {free / 1e6:,.0f} MB are free", where=str(cache_dir)
-        )
+        wanted, there = sizes_apart(needed, free)
+        raise QkvError(f"about {wanted} are needed for the data, {there} are free", where=str(cache_dir))
 
 
 # --- reading ----------------------------------------------------------------------------------------------------------

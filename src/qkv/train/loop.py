@@ -13,7 +13,7 @@ import shlex
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
@@ -23,19 +23,17 @@ import torch
 from torch import nn
 from torch.profiler import record_function
 
-from qkv.checkpoint.lock import holder, in_use, locked
-from qkv.checkpoint.store import best_of, find_checkpoint, load_checkpoint, read_tensors, save_checkpoint
-from qkv.config.errors import ConfigError, ConflictError, QkvError, UsageError
-from qkv.config.load import load_config
-from qkv.config.objectives import ClassifyObjectiveConfig
-from qkv.config.parts import ClassifierHeadConfig
+from qkv.checkpoint.lock import locked
+from qkv.checkpoint.store import save_checkpoint
+from qkv.config.errors import QkvError
 from qkv.config.paths import cache_folder
 from qkv.config.run import Config
 from qkv.data.batches import BatchLoader, validation_batches
 from qkv.data.places import places
+from qkv.data.prefetch import Prefetched
 from qkv.data.prepare import Pairs, Prepared, prepare
 from qkv.data.rows import Batch
-from qkv.data.tokenizers import has_texts, tokenizers_for
+from qkv.data.tokenizers import tokenizers_for
 from qkv.evaluate.tasks import Measure, measure
 from qkv.nn.experts import correct_biases, forget_loads
 from qkv.nn.transformer import Output, Transformer
@@ -48,12 +46,10 @@ from qkv.train.report import write_report
 from qkv.train.run_folder import RunFolder, require_space, require_unused, written
 from qkv.train.samples import write_sample
 from qkv.train.schedule import share_of_peak
+from qkv.train.sizes import sized
 
 Listener = Callable[[dict[str, Any]], None]
 """Told what happens: {"event": "start" | "note" | "train" | "skip" | "validation" | "checkpoint" | "end", ...}."""
-
-
-_DIVERGED = "a lower learning rate, or train.clip=1.0; the last checkpoint is intact"
 
 
 class Interrupted(KeyboardInterrupt):
@@ -67,11 +63,11 @@ class Interrupted(KeyboardInterrupt):
 class NonFiniteError(QkvError):
     """A step that was not taken, because its loss or gradient is no number; `record` is what the metrics tell of it."""
 
-    def __init__(self, name: str, value: float, step: int, places: list[str]) -> None:
+    def __init__(self, name: str, value: float, step: int, places: list[str], hint: str) -> None:
         super().__init__(
             f"the {name} is {value} at step {step}",
             where="; ".join(places) or None,
-            hint=f"{_DIVERGED}; a larger train.skip_non_finite, with which a run may go on, passes more of them over",
+            hint=f"{hint}; a larger train.skip_non_finite, with which a run may go on, passes more of them over",
         )
         self.record = {"non_finite": name, "places": places}
 
@@ -115,111 +111,11 @@ def new_trainer(
 ) -> Trainer:
     """A network before its first step, its weights drawn by `train.seed`, with the data prepared."""
     prepared = prepare(config, tokenizer, cache_folder() / "data", source_tokenizer=source_tokenizer)
-    config = _sized(config, tokenizer, source_tokenizer, prepared.labels)
+    config = sized(config, tokenizer, source_tokenizer, prepared.labels)
     generator = torch.Generator().manual_seed(config.train.seed)
     network = Transformer(config.model, generator=generator)
     compute = choose_compute(config.train, network)
     return Trainer(config, network, tokenizer, prepared, compute, listener, source_tokenizer)
-
-
-def resume(
-    run_dir: str | Path,
-    *,
-    steps: int | None = None,
-    skip_non_finite: int | None = None,
-    listener: Listener | None = None,
-    allow: tuple[str, ...] = (),
-) -> Run:
-    """Go on with a run from its newest checkpoint, inside its folder; only the number of steps, and how many may be
-    passed over, can change.
-
-    On one CPU the result is bit for bit that of a run that never stopped. Other `steps` stretch the schedule: the
-    learning rate is then the one that a run of that many steps has at this point. allow: as in `qkv.load`.
-
-    Raises ConflictError where a process is training in the folder, else what `fit` raises.
-    """
-    if who := holder(Path(run_dir)):  # it may have no checkpoint yet
-        raise in_use(Path(run_dir), who)
-    folder = find_checkpoint(Path(run_dir), newest=True)
-    run = RunFolder(folder.resolve().parent.parent)
-    if folder.resolve() not in run.checkpoints:
-        raise UsageError("this model is not in a run that could go on", where=str(folder))
-    changes = {"train.steps": steps, "train.skip_non_finite": skip_non_finite}
-    overrides = [f"{key}={value}" for key, value in changes.items() if value is not None]
-    with locked(run.path):
-        return _restored(run, folder, overrides, listener, allow).run_in(run)
-
-
-def _restored(
-    run: RunFolder, folder: Path, overrides: list[str], listener: Listener | None, allow: tuple[str, ...]
-) -> Trainer:
-    """A run as it was when its checkpoint in `folder` was saved."""
-    if folder.resolve() != run.checkpoints[-1]:
-        raise ConflictError(
-            "the run has gone on from this checkpoint",
-            where=str(folder),
-            hint=f"--resume {run.path}, which goes on from {run.checkpoints[-1].name}, or removing the later ones",
-        )
-    best_of(run.checkpoints)  # one that is damaged is found now, not by the first rotation
-    loaded = load_checkpoint(folder, allow=allow)
-    training = read_tensors(folder / "training.safetensors")
-    config = load_config(folder / "config.yaml", overrides, allow) if overrides else loaded.config
-    done = int(loaded.state["step"])
-    if done >= config.train.steps:
-        raise _all_taken(done, run)
-    if loaded.tokenizer is None and has_texts(config):
-        raise QkvError("the checkpoint has no tokenizer", where=str(folder))
-    prepared = prepare(config, loaded.tokenizer, cache_folder() / "data", source_tokenizer=loaded.source_tokenizer)
-    told = loaded.state.get("data")
-    if told != prepared.fingerprint:
-        raise QkvError(
-            "the training data are not what they were when the run began",
-            where=str(folder),
-            hint="the same files, or a new run that starts from this model",
-        )
-    compute = choose_compute(config.train, loaded.network, compiled=bool(loaded.state["compiled"]))
-    trainer = Trainer(config, loaded.network, loaded.tokenizer, prepared, compute, listener, loaded.source_tokenizer)
-    if config.train.steps != loaded.config.train.steps:
-        text = f"the schedule now spans {config.train.steps} steps instead of {loaded.config.train.steps}"
-        trainer.tell({"event": "note", "text": text})
-    trainer.take_up(loaded.state, training)
-    run.clear()
-    require_space(run.path, trainer.space)
-    run.forget_after(trainer.step)
-    return trainer
-
-
-def _all_taken(step: int, run: RunFolder) -> UsageError:
-    return UsageError(
-        f"the run has taken all its {step} steps", where=str(run.path), hint=f"train.steps=N above {step}"
-    )
-
-
-def _sized(
-    config: Config, tokenizer: Tokenizer | None, source_tokenizer: Tokenizer | None, labels: tuple[str, ...]
-) -> Config:
-    """The configuration with what the tokenizers and the labels say, where nothing was given."""
-    model, objective = config.model, config.objective
-    if tokenizer is not None:
-        sizes = {"decoder": tokenizer.vocab_size, "encoder": (source_tokenizer or tokenizer).vocab_size}
-        for side, stack in model.stacks.items():
-            if stack.vocab_size is not None and stack.vocab_size < sizes[side]:
-                key = f"model.{side}.vocab_size" if len(model.stacks) == 2 else "model.vocab_size"
-                raise ConfigError(
-                    f"`{key}` is {stack.vocab_size}, and the tokenizer has {sizes[side]} ids",
-                    hint="model.vocab_size=null to take the tokenizer's",
-                )
-        model = model.with_vocab_size(sizes["decoder"], sizes["encoder"])
-    if isinstance(objective, ClassifyObjectiveConfig) and isinstance(model.head, ClassifierHeadConfig):
-        wanted = model.head.num_classes
-        if wanted is not None and wanted != len(labels):
-            raise ConfigError(
-                f"`model.head.num_classes` is {wanted}, and there are {len(labels)} labels: {', '.join(labels[:10])}",
-                hint="model.head.num_classes=null to take the data's",
-            )
-        model = model.model_copy(update={"head": model.head.model_copy(update={"num_classes": len(labels)})})
-        objective = objective.model_copy(update={"labels": labels})
-    return config.model_copy(update={"model": model, "objective": objective})
 
 
 class Trainer:
@@ -241,7 +137,7 @@ class Trainer:
         self.network.label_smoothing = config.train.label_smoothing
         self.tell: Listener = listener or (lambda event: None)
         self.objective = config.objective
-        self.loader = BatchLoader(
+        loader = BatchLoader(
             prepared.train,
             self.objective,
             tokenizer,
@@ -251,6 +147,7 @@ class Trainer:
             ramp=config.train.ramp,
             seed=config.train.seed,
         )
+        self.loader = Prefetched(loader)
         if self.has_validation:
             self._validation_batches()  # what holds no target is refused now, not at the first validation
         self.optimizer = build_optimizer(config.train.optimizer, self.network)
@@ -261,6 +158,7 @@ class Trainer:
         if compute.compiled:
             compile_blocks(self.network, one_shape=self.loader.one_shape)
         self.step = 0
+        self.saved = False  # whether there is a checkpoint to go back to
         self.skipped = 0
         self.tokens = 0
         self.loss: float | None = None
@@ -272,13 +170,23 @@ class Trainer:
     # --- the loop -----------------------------------------------------------------------------------------------------
 
     def run_in(self, run: RunFolder) -> Run:
-        """Take the remaining steps, logging and saving in `run`."""
-        train = self.config.train
-        if self.step >= train.steps:
-            raise _all_taken(self.step, run)
+        """Take the remaining steps, logging and saving in `run`. The report is there however they end, but for a second
+        Ctrl-C."""
         self._tell_start(run)
         for text in self.prepared.notes:
             self.tell({"event": "note", "text": text})
+        try:
+            self._take_steps(run)
+        except (Interrupted, Exception):
+            with suppress(Exception):  # what has ended the run matters more
+                write_report(run.path)
+            raise
+        write_report(run.path)
+        self.tell({"event": "end", "run": str(run.path), "step": self.step, "seconds": self.seconds})
+        return Run(run.path, self.step, self.loss, self.val_loss)
+
+    def _take_steps(self, run: RunFolder) -> None:
+        train = self.config.train
         stops = {"event": "note", "text": "stopping after this step; Ctrl-C again stops at once and saves nothing"}
         with lent_generators(self._dropout, self.compute.device), interrupts(lambda: self.tell(stops)) as interrupted:
             while self.step < train.steps:
@@ -291,9 +199,6 @@ class Trainer:
                     self.save(run)
                 if stopping and not last:
                     raise Interrupted(run.path)
-        write_report(run.path)
-        self.tell({"event": "end", "run": str(run.path), "step": self.step, "seconds": self.seconds})
-        return Run(run.path, self.step, self.loss, self.val_loss)
 
     def _next_step(self, run: RunFolder) -> dict[str, Any]:
         """Take a step. Batches whose loss or gradient is not finite are passed over, within the budget."""
@@ -312,7 +217,7 @@ class Trainer:
 
     def take_step(self) -> dict[str, Any]:
         """One update of the weights. Returns its metrics. Raises NonFiniteError before anything but the place in the
-        data, and dropout's generator, has changed."""
+        data, and dropout's generator, has changed; the step does not count, for a stage of a ramp neither."""
         started = time.perf_counter()
         with record_function("data"):  # ranges for qkv.train.profile
             batches = next(self.loader)
@@ -365,8 +270,15 @@ class Trainer:
         """Forget the step that was about to be taken; the error names the rows behind it."""
         self.optimizer.zero_grad()
         forget_loads(self.network)
+        self.loader.pass_over()
         source = self.source_tokenizer if isinstance(self.prepared.train, Pairs) else None
-        return NonFiniteError(name, value, self.step + 1, places(self.prepared, batches, source or self.tokenizer))
+        found = places(self.prepared, batches, source or self.tokenizer)
+        return NonFiniteError(name, value, self.step + 1, found, self._against_divergence)
+
+    @property
+    def _against_divergence(self) -> str:
+        """What to try where a number is not finite."""
+        return "a lower learning rate, or train.clip=1.0" + ("; the last checkpoint is intact" if self.saved else "")
 
     def _forward(self, batch: Batch) -> Output:
         batch = batch.to(self.compute.device)
@@ -444,7 +356,8 @@ class Trainer:
     def _log_validation(self, run: RunFolder) -> None:
         self.val_loss = self.validate()
         if not math.isfinite(self.val_loss):
-            raise QkvError(f"the validation loss is {self.val_loss} at step {self.step}", hint=_DIVERGED)
+            what = f"the validation loss is {self.val_loss} at step {self.step}"
+            raise QkvError(what, hint=self._against_divergence)
         record: dict[str, Any] = {"step": self.step, "tokens": self.tokens, "val_loss": self.val_loss}
         # a compiled block would be compiled anew for every length
         with self.averaging.applied(), torch.compiler.set_stance("force_eager"):
@@ -493,6 +406,7 @@ class Trainer:
                 training=training,
                 state=state,
             )
+        self.saved = True
         run.rotate(self.config.train.keep)
         self.tell({"event": "checkpoint", "step": self.step, "path": str(path)})
         return path
@@ -502,11 +416,12 @@ class Trainer:
             if not parameter.isfinite().all():
                 raise QkvError(
                     f"the weights of {name} are not all finite after step {self.step}, and were not saved",
-                    hint=_DIVERGED,
+                    hint=self._against_divergence,
                 )
 
     def take_up(self, state: dict[str, Any], training: dict[str, torch.Tensor]) -> None:
         """Continue from what `save` wrote."""
+        self.saved = True
         self.step, self.tokens, self.seconds = int(state["step"]), int(state["tokens"]), float(state["seconds"])
         self.skipped = int(state.get("skipped", 0))
         self.loss, self.val_loss = state["loss"], state["val_loss"]

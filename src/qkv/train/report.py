@@ -15,6 +15,7 @@ from qkv.config.errors import QkvError
 from qkv.config.run import Config
 from qkv.evaluate.run_differences import config_differences
 from qkv.evaluate.runs import RunRecords, read_run
+from qkv.train.run_folder import replace_text
 
 PLOTS = (".png", ".svg")
 SHOWN_SKIPS = 20
@@ -22,7 +23,7 @@ SHOWN_SKIPS = 20
 
 
 def write_report(run: Path) -> Path:
-    """Write `run`/report.md; an older one is replaced.
+    """Write `run`/report.md; an older one is replaced, or left as it was where there is an error.
 
     Raises NotFoundError where `run` is no run, QkvError where the page cannot be written.
     """
@@ -32,10 +33,7 @@ def write_report(run: Path) -> Path:
     parts.append(_section("What is missing or damaged", [f"- {problem}" for problem in records.problems]))
     lines = [f"# {run.resolve().name}", "", *(line for part in parts if part for line in [*part, ""])]
     path = run / "report.md"
-    try:
-        path.write_text("\n".join(lines), encoding="utf-8")
-    except OSError as error:
-        raise QkvError(f"the report cannot be written: {error.strerror}", where=str(path)) from None
+    replace_text("the report", path, "\n".join(lines))
     return path
 
 

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from qkv.checkpoint.store import best_of, checkpoints_of
-from qkv.config.errors import ConflictError, QkvError
+from qkv.config.errors import ConflictError, QkvError, sizes_apart
 from qkv.config.run import Config
 from qkv.evaluate.runs import read_record
 
@@ -62,10 +62,25 @@ class RunFolder:
 
     def checkpoint_path(self, step: int) -> Path:
         """Where the checkpoint of `step` belongs; an incomplete one, which stands in the way, is removed."""
-        path = self.path / "checkpoints" / f"step-{step:06d}"
-        if path.is_dir() and not (path / "state.json").exists():
+        path = self._place(step)
+        if _incomplete(path):
             shutil.rmtree(path)
         return path
+
+    def require_places(self, first: int, last: int) -> None:
+        """Raise ConflictError where one of these steps could not have its checkpoint: something else is there."""
+        for path in sorted((self.path / "checkpoints").glob("step-*")):
+            step = path.name.removeprefix("step-")
+            taken = step.isdecimal() and first <= int(step) <= last and path == self._place(int(step))
+            if taken and not _incomplete(path):
+                raise ConflictError(
+                    f"something that is no checkpoint is where that of step {int(step)} belongs",
+                    where=str(path),
+                    hint="moving it away",
+                )
+
+    def _place(self, step: int) -> Path:
+        return self.path / "checkpoints" / f"step-{step:06d}"
 
     def log(self, record: dict[str, Any]) -> None:
         """Append one line to metrics.jsonl."""
@@ -83,10 +98,7 @@ class RunFolder:
             record = read_record(line)  # None: cut off by a kill
             if record is not None and record["step"] <= step:
                 kept.append(line + "\n")
-        beside = path.with_suffix(".tmp")
-        with written("the metrics", path):
-            beside.write_text("".join(kept), encoding="utf-8")
-            beside.replace(path)
+        replace_text("the metrics", path, "".join(kept))
 
     def rotate(self, keep: int) -> None:
         """Delete old checkpoints: the newest `keep` and the best by validation stay; what is half-written goes."""
@@ -104,6 +116,23 @@ class RunFolder:
         """Delete what a kill has left half-written or half-deleted."""
         for leftover in (self.path / "checkpoints").glob(".step-*.tmp-*"):
             shutil.rmtree(leftover, ignore_errors=True)
+
+
+def _incomplete(path: Path) -> bool:
+    """A checkpoint without its state.json, which is written last."""
+    return path.is_dir() and not (path / "state.json").exists()
+
+
+def replace_text(what: str, path: Path, text: str) -> None:
+    """Write a file beside its place and rename it, so that an error leaves the older one. Raises as `written` does."""
+    beside = path.with_name(f".{path.name}.tmp-{os.getpid()}")
+    with written(what, path):
+        try:
+            beside.write_text(text, encoding="utf-8")
+            beside.replace(path)
+        except BaseException:
+            beside.unlink(missing_ok=True)
+            raise
 
 
 @contextmanager
@@ -131,8 +160,9 @@ def require_space(path: Path, needed: int) -> None:
     there = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
     free = shutil.disk_usage(there).free
     if free < needed:
+        wanted, there_is = sizes_apart(needed, free)
         raise QkvError(
-            f"the checkpoints need {needed / 1e6:,.0f} MB, and the disk has {free / 1e6:,.0f} MB free",
+            f"the checkpoints need {wanted}, and the disk has {there_is} free",
             where=str(path),
             hint="freeing space, or another --run-dir",
         )

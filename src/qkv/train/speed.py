@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import statistics
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -12,13 +11,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.flop_counter import FlopCounterMode
 
 from qkv.config.paths import cache_folder
 from qkv.config.run import Config
 from qkv.data.made import made_data
 from qkv.data.tokenizers import tokenizers_for
-from qkv.nn.loss import tokens_of_a_chunk
+from qkv.evaluate.limits import BACKWARD_PASSES, Count, Product, count_products, matrix_rate, peak_memory, wait
 from qkv.nn.transformer import Transformer
 from qkv.train.compute import choose_compute
 from qkv.train.loop import Trainer, new_trainer
@@ -26,14 +24,8 @@ from qkv.train.profile import PartProfile, profile_parts
 
 WARM_UP = 2
 """Steps before those that are measured; the first one is timed by itself."""
-PASSES = 3
-"""What a step multiplies, in forward passes: going back takes a product for each of the two factors."""
-
-_MATRICES = 24
-_SECONDS_EACH = 0.05
-
-Product = tuple[int, int, int]
-"""[m, k] times [k, n]."""
+PASSES = 1 + BACKWARD_PASSES
+"""What a step multiplies, in forward passes."""
 
 
 @dataclass
@@ -102,7 +94,7 @@ def measure_training(config: Config, steps: int = 20, tell: Callable[[str], None
         for keys in calls.of_step:
             for key in keys:
                 products.update(counts[key].products)
-        speed.matrix_rate = matrix_rate(products, trainer.compute.dtype, trainer.compute.device)
+        speed.matrix_rate = matrix_rate(products, trainer.compute.dtype, trainer.compute.device, backward=True)
         tell("profiling")
         speed.parts = profile_parts(trainer)
     except KeyboardInterrupt:
@@ -134,7 +126,7 @@ def _measure_steps(
 ) -> None:
     device = trainer.compute.device
     trainer.take_step()
-    _wait(device)
+    wait(device)
     speed.first_step = time.perf_counter() - started
     tell(f"first step after {speed.first_step:.1f} s")
     for _ in range(WARM_UP - 1):
@@ -142,33 +134,14 @@ def _measure_steps(
     with calls:
         for step in range(steps):
             calls.of_step.append([])
-            _wait(device)
+            wait(device)
             before, began = trainer.tokens, time.perf_counter()
             trainer.take_step()
-            _wait(device)
+            wait(device)
             seconds = time.perf_counter() - began
             speed.seconds.append(seconds)
             speed.tokens.append(trainer.tokens - before)
             tell(f"step {step + 1:>4} of {steps}  {speed.tokens[-1] / seconds:,.0f} tokens/s")
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
-def peak_memory(device: torch.device) -> int | None:
-    """The most bytes that PyTorch held on a GPU, or this process in main memory; None where the system does not say."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    if sys.platform == "win32":
-        return None
-    import resource
-
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-
-
-# --- what is multiplied -----------------------------------------------------------------------------------------------
 
 
 class _Calls:
@@ -191,67 +164,7 @@ class _Calls:
         self.of_step[-1].append(key)
 
 
-@dataclass
-class _Count:
-    """FLOPs of a forward pass, and its products of two matrices."""
-
-    flops: int = 0
-    products: Counter[Product] = field(default_factory=Counter)
-
-    def mm(self, a: Any, b: Any, *_: Any, **__: Any) -> int:
-        """The first matrix [m, k] by the second [k, n]."""
-        self.products[a[0], a[1], b[1]] += 1
-        return 2 * int(a[0] * a[1] * b[1])
-
-    def addmm(self, _: Any, a: Any, b: Any, *__: Any, **___: Any) -> int:
-        return self.mm(a, b)
-
-    def loss(self, h_NM: Tensor, weight_VM: Tensor, bias_V: Any, labels_N: Tensor, *_: Any, **__: Any) -> int:
-        """That of the tokens with a label with the vocabulary, in chunks as the loss takes them."""
-        (vocabulary, width), targets = weight_VM.shape, int((labels_N >= 0).sum())
-        chunk = tokens_of_a_chunk(vocabulary)
-        for first in range(0, targets, chunk):
-            self.products[min(chunk, targets - first), width, vocabulary] += 1
-        return 2 * targets * width * vocabulary
-
-    loss._get_raw = True  # type: ignore[attr-defined]  # the counter passes tensors, not their shapes
-
-
-def _attention(q: Any, k: Any, v: Any, *_: Any, **__: Any) -> int:
-    """Scores and their product with the values, the causal half not taken off; heads may share keys."""
-    batch, heads, queries, width = q
-    return 2 * int(batch * heads * queries * k[2] * (width + v[3]))
-
-
-_ATTENTION = ("flash_attention_for_cpu", "flash_attention", "efficient_attention", "cudnn_attention")
-
-
-def _count(trainer: Trainer, ids: Any, options: Any) -> _Count:
-    """What a forward pass multiplies: as `qkv show` counts, but at the shapes of the batch."""
-    counted = _Count()
-    aten = torch.ops.aten
-    formulas = {aten.mm: counted.mm, aten.addmm: counted.addmm, torch.ops.qkv.cross_entropy: counted.loss}
-    formulas |= {getattr(aten, f"_scaled_dot_product_{name}"): _attention for name in _ATTENTION}
-    counter = FlopCounterMode(display=False, custom_mapping=formulas)
-    with torch.no_grad(), torch.compiler.set_stance("force_eager"), trainer.compute.forward_passes(), counter:
-        trainer.network(*ids, **options)
-    counted.flops = counter.get_total_flops()
-    return counted
-
-
-def matrix_rate(products: Counter[Product], dtype: torch.dtype, device: torch.device) -> float:
-    """FLOP/s of plain products of these shapes, each with those of its two gradients, mixed as often as they come; of
-    many shapes those that take most."""
-    costs = Counter({(m, k, n): 2 * m * k * n * count for (m, k, n), count in products.items()})
-    flops = seconds = 0.0
-    for (m, k, n), cost in costs.most_common(_MATRICES):
-        x_MK, w_NK, g_MN = (torch.randn(shape, dtype=dtype, device=device) for shape in ((m, k), (n, k), (m, n)))
-        times: list[float] = []
-        while len(times) < 4 or sum(times) < _SECONDS_EACH:
-            began = time.perf_counter()
-            _ = x_MK @ w_NK.t(), g_MN @ w_NK, g_MN.t() @ x_MK
-            _wait(device)
-            times.append(time.perf_counter() - began)
-        flops += PASSES * cost
-        seconds += products[m, k, n] * statistics.median(times[1:])
-    return flops / seconds
+def _count(trainer: Trainer, ids: Any, options: Any) -> Count:
+    """What a forward pass of training multiplies."""
+    with trainer.compute.forward_passes():
+        return count_products(lambda: trainer.network(*ids, **options))

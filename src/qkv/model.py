@@ -3,52 +3,41 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
-from itertools import tee
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, Unpack
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from qkv.checkpoint.load import load_model
 from qkv.checkpoint.save_hf import save_hf
 from qkv.checkpoint.store import Pooling, save_checkpoint
-from qkv.config.errors import QkvError, UsageError
-from qkv.config.parts import EmbeddingHeadConfig, LogMelInputConfig, PatchInputConfig
+from qkv.config.errors import UsageError
+from qkv.config.parts import EmbeddingHeadConfig
 from qkv.config.run import Config
 from qkv.data.audio import SAMPLE_RATE
 from qkv.generate.arguments import check_count, check_flag, check_names
 from qkv.generate.beam import Beams
 from qkv.generate.caption import Caption, check_captions
 from qkv.generate.chat import MAX_NEW_TOKENS, chat_ids
-from qkv.generate.classify import class_labels, classify, classify_features
-from qkv.generate.embed import PoolingKind, check_embeds, embed, embed_images
+from qkv.generate.classify import class_labels, classify
+from qkv.generate.embed import PoolingKind, check_embeds, embed
+from qkv.generate.inputs import Input
 from qkv.generate.masked import Candidate, fill_mask
 from qkv.generate.media import features_of, is_one_file
 from qkv.generate.options import ChatOptions, Options, SpeechOptions, TranslationOptions
 from qkv.generate.prompts import Prompt, end_of, is_one, listed
 from qkv.generate.reader import WRITERS, Reader
-from qkv.generate.scoring import Score, prompt_logprobs, score
+from qkv.generate.scoring import Score, score
 from qkv.generate.text import Generation, TextStream
-from qkv.generate.transcribe import (
-    Segment,
-    Transcription,
-    TranscriptPrompt,
-    check_transcribes,
-    log_mel_of,
-    one_window,
-    samples_of,
-    transcribe,
-    transcript_prompt,
-)
-from qkv.generate.translate import Translation, check_translates, translate, written
-from qkv.generate.write import search, write
-from qkv.inspect.attention import Alignment, Kind, StackAttention, StackName, alignment, attention_of
-from qkv.nn.device import choose_device, choose_dtype
+from qkv.generate.transcribe import Segment, Transcription, samples_of, transcripts
+from qkv.generate.translate import Translation, check_translates, line_translations, translations
+from qkv.generate.write import generations, search, write
+from qkv.inspect.answers import attention_of_answer
+from qkv.inspect.attention import Alignment, Kind, StackAttention, StackName, alignment
+from qkv.nn.device import choose_device, choose_weight_dtype
 from qkv.nn.quantized import QuantizedLinear
 from qkv.nn.resize import for_image_size
 from qkv.nn.transformer import Transformer
@@ -90,14 +79,7 @@ class Model:
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write a checkpoint that `load` reads. Raises ConflictError where `folder` exists."""
-        save_checkpoint(
-            Path(folder),
-            self.network,
-            self._own_config,
-            self.tokenizer,
-            source_tokenizer=self._own_source_tokenizer,
-            pooling=self.pooling,
-        )
+        self._save(save_checkpoint, folder)
 
     def save_hf(self, folder: str | os.PathLike[str]) -> None:
         """Write a folder that `transformers` (and `load`) reads, where a published architecture is this very model.
@@ -105,23 +87,13 @@ class Model:
         Raises ConflictError where `folder` exists, and UsageError that names the first key in which the model differs
         from the nearest architecture.
         """
-        save_hf(
-            Path(folder),
-            self.network,
-            self._own_config,
-            self.tokenizer,
-            source_tokenizer=self._own_source_tokenizer,
-            pooling=self.pooling,
-        )
+        self._save(save_hf, folder)
 
-    @property
-    def _own_config(self) -> Config:
-        return self.config.model_copy(update={"model": self.network.config})
-
-    @property
-    def _own_source_tokenizer(self) -> Tokenizer | None:
-        """That of the sources, where it is another one."""
-        return None if self.source_tokenizer is self.tokenizer else self.source_tokenizer
+    def _save(self, writer: Callable[..., object], folder: str | os.PathLike[str]) -> None:
+        config = self.config.model_copy(update={"model": self.network.config})
+        source_tokenizer = None if self.source_tokenizer is self.tokenizer else self.source_tokenizer
+        parts = self.network, config, self.tokenizer
+        writer(Path(folder), *parts, source_tokenizer=source_tokenizer, pooling=self.pooling)
 
     @property
     def reader(self) -> Reader:
@@ -168,18 +140,7 @@ class Model:
         if beams.beam_size > 1:
             found = search(self.reader, prompts, beams, num_samples=num_samples, **options)
             return found[0] if single else found
-        writing, rows = write(self.reader, prompts, num_samples, **options)
-        for _ in writing:
-            pass
-        results: list[Any] = writing.generations
-        count = options.get("logprobs", 0)
-        if count and options.get("max_new_tokens") == 0 and self.network.encoder is None:
-            results = [
-                replace(result, prompt_logprobs=prompt_logprobs(self.network, self.tokenizer, ids, count))
-                for result, ids in zip(results, rows, strict=True)
-            ]
-        if num_samples > 1:
-            results = [results[first : first + num_samples] for first in range(0, len(results), num_samples)]
+        results = generations(self.reader, prompts, num_samples, **options)
         return results[0] if single else results
 
     def stream(self, prompt: Prompt, **options: Unpack[Options]) -> TextStream:
@@ -224,12 +185,12 @@ class Model:
         """
         check_translates(self.network)
         if isinstance(text, Tensor) and text.is_floating_point():
-            return list(self._translate(self.reader.sources(text)[0], options))
+            return list(translations(self.reader, self.reader.sources(text)[0], options))
         text = listed(text)
         texts = [text] if is_one(text) else text
         reader = self.reader
         sources = [reader.source_line(one, f"source {number}") for number, one in enumerate(texts)]
-        found = list(self._translate(sources, options))
+        found = list(translations(reader, sources, options))
         return found[0] if is_one(text) else found
 
     def translate_stream(self, lines: Iterable[str], **options: Unpack[TranslationOptions]) -> Iterator[Translation]:
@@ -240,22 +201,7 @@ class Model:
         check_translates(self.network)
         if isinstance(lines, str):
             raise UsageError("one text is no stream of lines", hint="translate, or a list of texts")
-        reader = self.reader
-        wrong: list[QkvError] = []
-
-        def sources() -> Iterator[list[int]]:
-            try:
-                for number, line in enumerate(lines, 1):
-                    yield reader.source_line(line, f"line {number}")
-            except QkvError as error:
-                wrong.append(QkvError(error.what, where=error.where, hint=error.hint))
-
-        def translations(found: Iterator[Translation]) -> Iterator[Translation]:
-            yield from found
-            if wrong:
-                raise wrong[0]
-
-        return translations(self._translate(sources(), options))
+        return line_translations(self.reader, lines, options)
 
     def caption(self, image: Any, **options: Unpack[TranslationOptions]) -> Any:
         """What is written of an image: a `Caption`.
@@ -268,7 +214,7 @@ class Model:
         assert self.network.encoder is not None
         single = is_one_file(image, self.network.encoder.config)
         images = features_of([image] if single else image, self.network.encoder.config, self.config)
-        captions = [Caption(**vars(found.hypotheses[0])) for found in self._translate(images, options)]
+        captions = [Caption(**vars(found.hypotheses[0])) for found in translations(self.reader, images, options)]
         return captions[0] if single else captions
 
     def transcribe(self, audio: Any, *, rate: int = SAMPLE_RATE, **options: Unpack[SpeechOptions]) -> Transcription:
@@ -279,8 +225,8 @@ class Model:
         window's text does not depend on the other windows. Raises UsageError for models that are not for speech.
         """
         wave_N = samples_of(audio, rate)
-        prompt = self._transcript_prompt(wave_N, options)
-        segments = list(self._transcribe(wave_N, prompt, options))
+        prompt, found = transcripts(self.reader, wave_N, options)
+        segments = list(found)
         text = "".join(segment.text for segment in segments).strip()
         return Transcription(text, prompt.language, len(wave_N) / SAMPLE_RATE, segments)
 
@@ -288,34 +234,7 @@ class Model:
         self, audio: Any, *, rate: int = SAMPLE_RATE, **options: Unpack[SpeechOptions]
     ) -> Iterator[Segment]:
         """As `transcribe`, window by window as they are done; with batch_size=1 each as soon as can be."""
-        wave_N = samples_of(audio, rate)
-        return self._transcribe(wave_N, self._transcript_prompt(wave_N, options), options)
-
-    def _transcript_prompt(self, wave_N: Tensor, options: SpeechOptions) -> TranscriptPrompt:
-        check_names(options, SpeechOptions.__annotations__)
-        check_transcribes(self.network)
-        given: dict[str, Any] = {name: value for name, value in options.items() if name in ("language", "task")}
-        start_ids, suppress = self.reader.start_ids, self.reader.suppression
-        return transcript_prompt(self.network, self.tokenizer, start_ids, wave_N, suppress=suppress, **given)
-
-    def _transcribe(self, wave_N: Tensor, prompt: TranscriptPrompt, options: SpeechOptions) -> Iterator[Segment]:
-        given: dict[str, Any] = {name: value for name, value in options.items() if name not in ("language", "task")}
-        return transcribe(self.network, self.tokenizer, wave_N, prompt, eos_ids=self.eos_ids, **given)
-
-    def _translate(self, sources: Iterable[Any], options: TranslationOptions) -> Iterator[Translation]:
-        check_names(options, TranslationOptions.__annotations__)
-        reader, (kept, read) = self.reader, tee(sources)
-        found = translate(
-            self.network,
-            read,
-            start_ids=reader.start_ids,
-            eos_ids=reader.eos_ids,
-            vocab_size=reader.vocab_size,
-            suppress=reader.suppression,
-            **options,
-        )
-        pairs = zip(kept, found, strict=True)
-        return (written(best, self.tokenizer, len(source), reader.eos_ids) for source, best in pairs)
+        return transcripts(self.reader, samples_of(audio, rate), options)[1]
 
     # --- judging ------------------------------------------------------------------------------------------------------
 
@@ -357,25 +276,13 @@ class Model:
         if top is not None:
             check_count("top", top, least=1)
         batch_size = check_count("batch_size", batch_size, least=1)
-        first = next(iter(self.network.config.stacks.values()))
-        if first.input.kind in WRITERS:
-            single = is_one_file(text, first)
-            features = features_of([text] if single else text, first, self.config)
-            ranked = classify_features(self.network, features, labels, top=top, batch_size=batch_size)
-            return ranked[0] if single else ranked
-        text = listed(text)
-        rows = self.reader.whole_rows([text] if is_one(text) else text, self.tokenizer)
+        inputs, single = self._whole(text, self.tokenizer)
         end_id = next(iter(end_of(self.tokenizer)), None)
-        found = classify(self.network, rows, labels, end_id=end_id, top=top, batch_size=batch_size)
-        return found[0] if is_one(text) else found
+        found = classify(self.network, inputs, labels, end_id=end_id, top=top, batch_size=batch_size)
+        return found[0] if single else found
 
     def embed(
-        self,
-        text: Any,
-        *,
-        pooling: PoolingKind | None = None,
-        normalise: bool | None = None,
-        batch_size: int = 32,
+        self, text: Any, *, pooling: PoolingKind | None = None, normalise: bool | None = None, batch_size: int = 32
     ) -> NDArray[np.float32]:
         """The vector of `text`, [d_model]: made of the encoder's hidden vectors, whatever head there is.
 
@@ -395,25 +302,27 @@ class Model:
         check_flag("normalise", normalise)
         check_embeds(self.network, pooling)
         batch_size = check_count("batch_size", batch_size, least=1)
-        first = next(iter(self.network.config.stacks.values()))
-        if not first.input.reads_ids:
-            single = is_one_file(text, first)
-            images = features_of([text] if single else text, first, self.config)
-            vectors = embed_images(self.network, images, pooling, normalise=normalise, batch_size=batch_size)
-            return vectors[0] if single else vectors
-        text = listed(text)
-        rows = self.reader.whole_rows([text] if is_one(text) else text, self.source_tokenizer)
-        end_id = next(iter(end_of(self.source_tokenizer)), None)
+        inputs, single = self._whole(text, self.source_tokenizer)
         found = embed(
             self.network,
-            rows,
+            inputs,
             pooling,
             normalise=normalise,
-            end_id=end_id,
+            end_id=next(iter(end_of(self.source_tokenizer)), None),
             max_seq_len=made_with.max_seq_len,
             batch_size=batch_size,
         )
-        return found[0] if is_one(text) else found
+        return found[0] if single else found
+
+    def _whole(self, given: Any, tokenizer: Tokenizer | None) -> tuple[Sequence[Input], bool]:
+        """Texts, ids, files or features as the network reads them, to their end; whether `given` is but one of them."""
+        first = next(iter(self.network.config.stacks.values()))
+        if first.input.kind in WRITERS:
+            single = is_one_file(given, first)
+            return features_of([given] if single else given, first, self.config), single
+        given = listed(given)
+        single = is_one(given)
+        return self.reader.whole_rows([given] if single else given, tokenizer), single
 
     # --- looking inside -----------------------------------------------------------------------------------------------
 
@@ -440,43 +349,13 @@ class Model:
     def attention(
         self, text: Any, target: Any = None, *, stack: StackName | None = None, kind: Kind = "self"
     ) -> StackAttention:
-        """The attention of one stack while the model reads `text`; see `qkv.inspect.attention.attention_of`.
+        """The attention of one stack while the model reads `text`; see `qkv.inspect.answers`.
 
         text: a text or ids; an image as `caption` takes it; a recording as `transcribe` does, which fits one window.
         target: what an encoder-decoder writes of it, a text, ids, or what `translate`, `caption` or `generate` gave
         (None: its own best). Raises UsageError for what the model does not read or have.
         """
-        reads = next(iter(self.network.config.stacks.values()))
-        writes = self.network.encoder is not None and self.network.decoder is not None and stack != "encoder"
-        source, start_ids = text, self.reader.start_ids if writes else None
-        target = getattr(target, "token_ids", target)
-        own = writes and target is None
-        if isinstance(reads.input, LogMelInputConfig):
-            wave_N = one_window(self.network, text)
-            source = log_mel_of(self.network, [wave_N])[0]
-            if writes:
-                prompt = self._transcript_prompt(wave_N, {})
-                start_ids = prompt.start_ids
-                if own:
-                    target = next(self._transcribe(wave_N, prompt, {})).token_ids
-        elif isinstance(reads.input, PatchInputConfig):
-            (source,) = features_of([text], reads, self.config)
-            if own:
-                target = self.caption(source).token_ids
-        elif own:
-            if not is_one(listed(text)):
-                raise UsageError("attention is looked at of one text at a time")
-            target = self.translate(text).token_ids
-        return attention_of(
-            self.network,
-            self.tokenizer,
-            source,
-            target=target,
-            source_tokenizer=self.source_tokenizer,
-            start_ids=start_ids,
-            stack=stack,
-            kind=kind,
-        )
+        return attention_of_answer(self.reader, self.config, text, target, stack=stack, kind=kind)
 
 
 def load(
@@ -499,8 +378,7 @@ def load(
     Raises NotFoundError, UsageError for what is not supported, and QkvError for what is damaged. Nothing is downloaded.
     """
     chosen = choose_device(device)
-    usual = torch.float32 if dtype == "auto" and chosen.type != "cuda" else None
-    precision = usual if usual or dtype == "stored" else choose_dtype(dtype, chosen)
+    precision = choose_weight_dtype(dtype, chosen)
     packages = (allow,) if isinstance(allow, str) else tuple(allow)
     loaded = load_model(Path(path), dtype=precision, quantize=quantize, allow=packages, torch_bin=torch_bin)
     network, config = loaded.network.to(chosen).eval(), loaded.config

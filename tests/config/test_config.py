@@ -11,7 +11,8 @@ import pytest
 import yaml
 
 from qkv.config import Config, ConfigError, ModelConfig, NormConfig, NotFoundError, PermissionNeededError
-from qkv.config.load import dump_yaml, load_config, preset_names
+from qkv.config.load import load_config, preset_names
+from qkv.config.yaml_tree import dump_yaml
 
 
 @pytest.fixture

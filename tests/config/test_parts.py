@@ -9,8 +9,9 @@ from pydantic import ValidationError
 
 from qkv.config import Config, ConfigError
 from qkv.config.attention import StandardAttentionConfig
-from qkv.config.model import ModelConfig, _say_two_positions
+from qkv.config.model import ModelConfig
 from qkv.config.positions import RopeConfig, YarnScalingConfig
+from qkv.config.stack import _say_two_positions
 
 ORIGINAL = {"original_max_seq_len": 64}
 PARTS: list[dict[str, Any]] = [

@@ -14,7 +14,8 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from qkv.config.errors import UsageError
-from qkv.config.model import ModelConfig, _say_nothing_to_mix
+from qkv.config.model import ModelConfig
+from qkv.config.stack import _say_nothing_to_mix
 from qkv.nn import Attention, Transformer
 from qkv.nn.block import BlockInputs
 from qkv.nn.mask import Causal

@@ -16,8 +16,7 @@ from qkv.checkpoint.published import Published
 from qkv.checkpoint.source import Source, half_split_rows, tokenizer_of
 from qkv.checkpoint.tensors import Stored
 from qkv.config.errors import DamagedError
-from qkv.config.model import MAX_LAYERS
-from qkv.config.numbers import MAX_VOCAB
+from qkv.config.numbers import MAX_LAYERS, MAX_VOCAB
 
 _HEADER = struct.Struct("<7i")
 _ITEM = 4  # bytes

@@ -24,10 +24,11 @@ from qkv.checkpoint.published import Published
 from qkv.checkpoint.store import Pooling, refuse_quantized, whole
 from qkv.config.data import ImagesDataConfig
 from qkv.config.errors import QkvError, UsageError
-from qkv.config.model import ModelConfig, StackConfig
+from qkv.config.model import ModelConfig
 from qkv.config.objectives import ClassifyObjectiveConfig
 from qkv.config.parts import PatchInputConfig
 from qkv.config.run import Config
+from qkv.config.stack import StackConfig
 from qkv.nn.transformer import Transformer
 from qkv.tokenizer.tokenizer import Tokenizer
 

@@ -11,6 +11,8 @@ from typing import Any
 _MODULES = (
     "run",
     "model",
+    "stack",
+    "block",
     "training",
     "tokenizer",
     "objectives",
@@ -22,6 +24,7 @@ _MODULES = (
     "residuals",
     "base",
     "load",
+    "yaml_tree",
     "errors",
 )
 

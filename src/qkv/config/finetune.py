@@ -11,12 +11,15 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from qkv.config.block import BLOCK_KEYS
 from qkv.config.data import ImagesDataConfig
 from qkv.config.errors import ConfigError
-from qkv.config.load import Path_, Tree, allowed_packages, read_tree, validate
+from qkv.config.load import allowed_packages, read_tree, validate
 from qkv.config.merge import difference
-from qkv.config.model import BLOCK_KEYS, ModelConfig, StackConfig
+from qkv.config.model import ModelConfig
 from qkv.config.run import Config
+from qkv.config.stack import StackConfig
+from qkv.config.yaml_tree import Path_, Tree
 
 _FREE = ("head", "init", "max_seq_len")
 """Keys of a model that a run may change; so are all dropouts and `mtp.weight`, and `tie_embeddings` may become none."""

@@ -12,6 +12,7 @@ Probability = Annotated[float, Field(ge=0.0, lt=1.0)]
 MAX_WIDTH = 2**20
 MAX_VOCAB = 2**24
 MAX_LENGTH = 2**31
+MAX_LAYERS = 4096
 Width = Annotated[int, Field(ge=1, le=MAX_WIDTH)]
 HiddenWidth = Annotated[int, Field(ge=1, le=4 * MAX_WIDTH)]
 Heads = Annotated[int, Field(ge=1, le=2**16)]

@@ -8,7 +8,6 @@ from __future__ import annotations
 import numpy as np
 
 from qkv.config.errors import ConfigError
-from qkv.config.model import StackConfig
 from qkv.config.objectives import (
     ClassifyObjectiveConfig,
     DenoiseObjectiveConfig,
@@ -18,6 +17,7 @@ from qkv.config.objectives import (
 )
 from qkv.config.parts import ClassifierHeadConfig
 from qkv.config.run import Config
+from qkv.config.stack import StackConfig
 from qkv.data.batches import cut_by_cost
 from qkv.data.media import Features, medium_of
 from qkv.data.prepare import Corpus, Dataset, Labelled, Pairs, Prepared

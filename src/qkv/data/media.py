@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from qkv.config.data import AudioDataConfig, DataConfig, ImagesDataConfig
-from qkv.config.model import StackConfig
 from qkv.config.parts import LogMelInputConfig, PatchInputConfig
+from qkv.config.stack import StackConfig
 from qkv.data.audio import HOP, SAMPLE_RATE, log_mel, read_audio
 from qkv.data.cache import StoredFiles, flush, map_file, stored, write_file
 from qkv.data.images import normalised, per_channel, read_pixels

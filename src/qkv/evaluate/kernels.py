@@ -18,7 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from qkv.config.model import BlockConfig, StackConfig
+from qkv.config.block import BlockConfig
+from qkv.config.stack import StackConfig
 from qkv.nn.block import Stack
 from qkv.nn.kernels import KERNELS, Kernel, kernels_of, new_kernel
 from qkv.nn.mask import Causal, Documents, Mask, Padding, Prefix, Rule, Window

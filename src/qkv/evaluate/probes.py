@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from qkv.config.model import StackConfig
 from qkv.config.parts import LogMelInputConfig
+from qkv.config.stack import StackConfig
 from qkv.generate.prompts import begin_of, prompt_ids, text_ids, whole_ids
 from qkv.nn.transformer import Transformer
 from qkv.tokenizer.tokenizer import Tokenizer

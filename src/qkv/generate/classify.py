@@ -1,6 +1,6 @@
-"""Which class a text belongs to.
+"""Which class a text, an image or a recording belongs to.
 
-Shapes: N texts of a batch, C classes.
+Shapes: N inputs of a batch, C classes.
 """
 
 from __future__ import annotations
@@ -15,9 +15,8 @@ from qkv.config.errors import UsageError
 from qkv.config.objectives import ClassifyObjectiveConfig
 from qkv.config.parts import ClassifierHeadConfig
 from qkv.config.run import Config
-from qkv.data.rows import cut
-from qkv.generate.decode import device_of, evaluating, pad
-from qkv.generate.media import stacked
+from qkv.generate.decode import evaluating
+from qkv.generate.inputs import Input, batches
 from qkv.generate.sampling import refuse_non_finite
 from qkv.nn.transformer import Transformer
 
@@ -59,46 +58,32 @@ def class_labels(config: Config) -> tuple[str, ...]:
 @torch.inference_mode()
 def classify(
     network: Transformer,
-    texts: Sequence[Sequence[int]],
+    inputs: Sequence[Input],
     labels: Sequence[str],
     *,
     end_id: int | None = None,
     top: int | None = None,
     batch_size: int = 32,
 ) -> list[Classification]:
-    """The class of each text, given as ids, with the probabilities of the `top` likeliest classes (None: of all).
+    """The class of each text, given as ids, or of images [C, H, W] or other features [S, W], with the probabilities of
+    the `top` likeliest classes (None: of all).
 
-    A text longer than the context is cut, and still ends with `end_id`, as in training. Texts of like length share a
+    A text longer than the context is cut, and still ends with `end_id`, as in training. Inputs of like length share a
     batch; none depends on the others. Raises QkvError for probabilities that are not finite.
     """
-    rows = [cut(ids, network.config.context, end_id) for ids in texts]
-    order = sorted(range(len(rows)), key=lambda number: len(rows[number]))
+    like = next(network.parameters())
     found: dict[int, Classification] = {}
     with evaluating(network.modules()):
-        for first in range(0, len(order), batch_size):
-            numbers = order[first : first + batch_size]
-            ids_NT, lengths_N = pad([rows[number] for number in numbers], device_of(network))
-            ranked = _ranked(network(ids_NT, lengths=lengths_N), labels, numbers, top)
+        for numbers, read, lengths_N in batches(
+            inputs, like, batch_size, longest=network.config.context, end_id=end_id
+        ):
+            ranked = _ranked(network(read, lengths=lengths_N), labels, numbers, top)
             found.update(zip(numbers, ranked, strict=True))
-    return [found[number] for number in range(len(rows))]
-
-
-@torch.inference_mode()
-def classify_features(
-    network: Transformer, features: Sequence[Tensor], labels: Sequence[str], *, top: int | None = None, batch_size: int
-) -> list[Classification]:
-    """As `classify`, of images [C, H, W] or other features [F, S]."""
-    found: list[Classification] = []
-    with evaluating(network.modules()):
-        for first in range(0, len(features), batch_size):
-            inputs, lengths_N = stacked(features[first : first + batch_size], next(network.parameters()))
-            numbers = range(first, first + len(inputs))
-            found += _ranked(network(inputs, lengths=lengths_N), labels, numbers, top)
-    return found
+    return [found[number] for number in range(len(inputs))]
 
 
 def _ranked(logits_NC: Tensor, labels: Sequence[str], numbers: Sequence[int], top: int | None) -> list[Classification]:
-    """What the scores of the texts with these numbers say."""
+    """What the scores of the inputs with these numbers say."""
     logits_NC = logits_NC.float().cpu()
     refuse_non_finite(logits_NC, list(numbers), 1)
     found = []

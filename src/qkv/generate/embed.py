@@ -7,7 +7,7 @@ embedding head: its own).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Literal, get_args
 
 import numpy as np
@@ -17,11 +17,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from qkv.config.errors import UsageError
-from qkv.config.model import StackConfig
 from qkv.config.parts import EmbeddingHeadConfig, PatchInputConfig, TokenInputConfig
-from qkv.data.rows import cut
-from qkv.generate.decode import device_of, evaluating, pad
-from qkv.generate.media import stacked
+from qkv.config.stack import StackConfig
+from qkv.generate.decode import evaluating
+from qkv.generate.inputs import Input, batches
 from qkv.generate.sampling import refuse_non_finite
 from qkv.nn.head import last_real
 from qkv.nn.transformer import Transformer
@@ -32,7 +31,7 @@ PoolingKind = Literal["mean", "cls", "max", "last"]
 @torch.inference_mode()
 def embed(
     network: Transformer,
-    texts: Sequence[Sequence[int]],
+    inputs: Sequence[Input],
     pooling: PoolingKind | None,
     *,
     normalise: bool = False,
@@ -40,63 +39,30 @@ def embed(
     max_seq_len: int | None = None,
     batch_size: int = 32,
 ) -> NDArray[np.float32]:
-    """A vector for each text, given as ids: [N, M], in their order.
+    """A vector for each text, given as ids, or image [C, H, W]: [N, M], in their order.
 
     It is made of the encoder's hidden vectors, whatever head there is: their mean or their largest values over the
-    text's tokens, or the vector of its first ("cls") or last token; None: what an embedding head makes of them.
-    `normalise` divides it by its length. Of a decoder the last token alone has read the whole text. A text longer than
-    `max_seq_len` tokens (None: than the context) is cut, and still ends with `end_id`. Texts of like length share a
-    batch; none depends on the others.
+    text's tokens, or the vector of its first ("cls", of a ViT the class token's) or last token; None: what an embedding
+    head makes of them. `normalise` divides it by its length. Of a decoder the last token alone has read the whole text.
+    A text longer than `max_seq_len` tokens (None: than the context) is cut, and still ends with `end_id`. Inputs of
+    like length share a batch; none depends on the others.
 
     Raises what `check_embeds` raises, and QkvError for vectors that are not finite.
     """
     check_embeds(network, pooling)
-    context = _reader(network).max_seq_len
-    limit = min(max_seq_len or context, context)
-    rows = [cut(ids, limit, end_id) for ids in texts]
-    order = sorted(range(len(rows)), key=lambda number: len(rows[number]))
-    batches = (order[first : first + batch_size] for first in range(0, len(order), batch_size))
-    read = ((numbers, *pad([rows[number] for number in numbers], device_of(network))) for numbers in batches)
-    return _vectors(network, len(rows), read, pooling, normalise)
-
-
-@torch.inference_mode()
-def embed_images(
-    network: Transformer,
-    images: Sequence[Tensor],
-    pooling: PoolingKind | None,
-    *,
-    normalise: bool = False,
-    batch_size: int = 32,
-) -> NDArray[np.float32]:
-    """As `embed`, of images [C, H, W]: of a ViT "cls" is the class token's vector."""
-    check_embeds(network, pooling)
-    batches = (range(len(images))[first : first + batch_size] for first in range(0, len(images), batch_size))
-    like = next(network.parameters())
-    read = ((list(numbers), *stacked([images[number] for number in numbers], like)) for numbers in batches)
-    return _vectors(network, len(images), read, pooling, normalise)
-
-
-def _vectors(
-    network: Transformer,
-    count: int,
-    batches: Iterable[tuple[list[int], Tensor, Tensor | None]],
-    pooling: PoolingKind | None,
-    normalise: bool,
-) -> NDArray[np.float32]:
-    """The vectors [count, M] of batches: which numbers they are of, what is read, and the length of each."""
-    head, reader = network.config.head, _reader(network)
+    head, reader, like = network.config.head, _reader(network), next(network.parameters())
     width = head.width if pooling is None and isinstance(head, EmbeddingHeadConfig) else reader.d_model
-    vectors = np.empty((count, width), np.float32)
+    longest = min(max_seq_len or reader.max_seq_len, reader.max_seq_len)
+    vectors = np.empty((len(inputs), width), np.float32)
     with evaluating(network.modules()):
-        for numbers, inputs, lengths_N in batches:
+        for numbers, read, lengths_N in batches(inputs, like, batch_size, longest=longest, end_id=end_id):
             if pooling is None:
-                h_NM = network(inputs, lengths=lengths_N).float()
+                h_NM = network(read, lengths=lengths_N).float()
             elif network.encoder is not None:
-                h_NSM = network.encode(inputs, lengths_N).float()
+                h_NSM = network.encode(read, lengths_N).float()
                 h_NM = pool(h_NSM, None if reader.num_queries else lengths_N, pooling)
             else:
-                h_NM = _last_hidden(network, inputs, lengths_N).float()
+                h_NM = _last_hidden(network, read, lengths_N).float()
             refuse_non_finite(h_NM, numbers, 1)
             vectors[numbers] = (F.normalize(h_NM, dim=-1) if normalise else h_NM).cpu().numpy()
     return vectors

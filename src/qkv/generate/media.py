@@ -15,9 +15,9 @@ from torch.nn.utils.rnn import pad_sequence
 
 from qkv.config.data import AudioDataConfig, ImagesDataConfig
 from qkv.config.errors import UsageError
-from qkv.config.model import StackConfig
 from qkv.config.parts import PatchInputConfig
 from qkv.config.run import Config
+from qkv.config.stack import StackConfig
 from qkv.data.media import medium_of
 
 _DATA = {"images": ImagesDataConfig, "log-mel features": AudioDataConfig}

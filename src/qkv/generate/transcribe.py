@@ -17,9 +17,11 @@ from torch import Tensor
 from qkv.config.errors import UsageError, nearest
 from qkv.config.parts import LogMelInputConfig
 from qkv.data.audio import HOP, SAMPLE_RATE, log_mel, read_audio, resample
-from qkv.generate.arguments import check_count
+from qkv.generate.arguments import check_count, check_names
 from qkv.generate.beam import Beams, beam_search
 from qkv.generate.decode import FinishReason, check_prompts, evaluating, last_logits
+from qkv.generate.options import SpeechOptions
+from qkv.generate.reader import Reader
 from qkv.generate.suppression import NOTHING_SUPPRESSED, Suppression
 from qkv.generate.text import text_of
 from qkv.nn.transformer import Transformer
@@ -175,6 +177,17 @@ def transcribe(
                 yield Segment(start / SAMPLE_RATE, end / SAMPLE_RATE, text, best.token_ids, best.finish_reason)
 
     return segments()
+
+
+def transcripts(reader: Reader, wave_N: Tensor, options: SpeechOptions) -> tuple[TranscriptPrompt, Iterator[Segment]]:
+    """What the transcript of a recording starts from, and what `transcribe` finds in each window."""
+    check_names(options, SpeechOptions.__annotations__)
+    check_transcribes(reader.network)
+    given: dict[str, Any] = dict(options)
+    said = {name: given.pop(name) for name in ("language", "task") if name in given}
+    network, tokenizer = reader.network, reader.tokenizer
+    prompt = transcript_prompt(network, tokenizer, reader.start_ids, wave_N, suppress=reader.suppression, **said)
+    return prompt, transcribe(network, tokenizer, wave_N, prompt, eos_ids=reader.eos_ids, **given)
 
 
 def windows(wave_N: Tensor, longest: int) -> list[tuple[int, int]]:

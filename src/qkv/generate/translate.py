@@ -5,16 +5,16 @@ from __future__ import annotations
 import sys
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
-from typing import Any, Literal
+from itertools import islice, tee
+from typing import Literal
 
-from torch import Tensor
-
-from qkv.config.errors import UsageError
-from qkv.generate.arguments import check_count
+from qkv.config.errors import QkvError, UsageError
+from qkv.generate.arguments import check_count, check_names
 from qkv.generate.beam import Beams, Hypothesis, beam_search
-from qkv.generate.decode import check_prompts, pad
-from qkv.generate.media import stacked
+from qkv.generate.decode import check_prompts
+from qkv.generate.inputs import Input, padded
+from qkv.generate.options import TranslationOptions
+from qkv.generate.reader import Reader
 from qkv.generate.suppression import NOTHING_SUPPRESSED, Suppression
 from qkv.generate.text import text_of
 from qkv.nn.transformer import Transformer
@@ -41,7 +41,7 @@ class Translation(Alternative):
 
 def translate(
     network: Transformer,
-    sources: Iterable[Sequence[int] | Tensor],
+    sources: Iterable[Input],
     *,
     start_ids: Sequence[int],
     eos_ids: Collection[int] = (),
@@ -74,8 +74,8 @@ def translate(
 
     window_size = min(READ_AHEAD * batch_size, sys.maxsize) if batch_size > 1 else 1
 
-    def search(batch: list[Sequence[int] | Tensor]) -> list[list[Hypothesis]]:
-        source, lengths_B = _padded(batch, network)
+    def search(batch: list[Input]) -> list[list[Hypothesis]]:
+        source, lengths_B = padded(batch, next(network.parameters()))
         limits = [2 * reads.length(len(one)) + 16 if max_new_tokens is None else max_new_tokens for one in batch]
         return beam_search(
             network,
@@ -110,14 +110,43 @@ def check_translates(network: Transformer) -> None:
     check_prompts(network, [])
 
 
-def _padded(batch: list[Any], network: Transformer) -> tuple[Tensor, Tensor | None]:
-    """Sources as one tensor, ids [B, S], features [B, S, W] or images [B, C, H, W], and their lengths (None: all
-    whole)."""
-    parameter = next(network.parameters())
-    return stacked(batch, parameter) if isinstance(batch[0], Tensor) else pad(batch, parameter.device)
+def translations(reader: Reader, sources: Iterable[Input], options: TranslationOptions) -> Iterator[Translation]:
+    """What `translate` finds for each source, as texts."""
+    check_names(options, TranslationOptions.__annotations__)
+    kept, read = tee(sources)
+    found = translate(
+        reader.network,
+        read,
+        start_ids=reader.start_ids,
+        eos_ids=reader.eos_ids,
+        vocab_size=reader.vocab_size,
+        suppress=reader.suppression,
+        **options,
+    )
+    pairs = zip(kept, found, strict=True)
+    return (_written(best, reader.tokenizer, len(source), reader.eos_ids) for source, best in pairs)
 
 
-def written(
+def line_translations(reader: Reader, lines: Iterable[str], options: TranslationOptions) -> Iterator[Translation]:
+    """The translation of each line; what is wrong with one is raised, with its number from 1, after those before it."""
+    wrong: list[QkvError] = []
+
+    def sources() -> Iterator[list[int]]:
+        try:
+            for number, line in enumerate(lines, 1):
+                yield reader.source_line(line, f"line {number}")
+        except QkvError as error:
+            wrong.append(QkvError(error.what, where=error.where, hint=error.hint))
+
+    def answers(found: Iterator[Translation]) -> Iterator[Translation]:
+        yield from found
+        if wrong:
+            raise wrong[0]
+
+    return answers(translations(reader, sources(), options))
+
+
+def _written(
     hypotheses: Sequence[Hypothesis], tokenizer: Tokenizer | None, source_tokens: int, eos_ids: Collection[int]
 ) -> Translation:
     """The hypotheses for a source, best first, as texts ("" without a tokenizer)."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from numbers import Integral
-from typing import Any
+from typing import Any, Unpack
 
 from torch import Tensor
 
@@ -14,9 +15,11 @@ from qkv.config.errors import UsageError
 from qkv.generate.arguments import check_flag
 from qkv.generate.beam import Beams, beam_search, check_beside_beams
 from qkv.generate.decode import Decoding
+from qkv.generate.options import Options
 from qkv.generate.prompts import Prompt
 from qkv.generate.reader import Reader
 from qkv.generate.sampling import MAX_SEED, Sampling
+from qkv.generate.scoring import prompt_logprobs
 from qkv.generate.stopping import StopStrings
 from qkv.generate.text import Generation, Writing, text_of
 
@@ -65,6 +68,25 @@ def write(
     )
     counts = [count for count in prompt_tokens for _ in range(num_samples)]
     return Writing(decoding, reader.tokenizer, stop, counts), rows
+
+
+def generations(
+    reader: Reader, prompts: Sequence[Prompt] | Tensor, num_samples: int = 1, **options: Unpack[Options]
+) -> list[Any]:
+    """What is written of each prompt, a `Generation`; of more than one sample a list of so many."""
+    writing, rows = write(reader, prompts, num_samples, **options)
+    for _ in writing:
+        pass
+    found = writing.generations
+    count = options.get("logprobs", 0)
+    if count and options.get("max_new_tokens") == 0 and reader.network.encoder is None:
+        found = [
+            replace(one, prompt_logprobs=prompt_logprobs(reader.network, reader.tokenizer, ids, count))
+            for one, ids in zip(found, rows, strict=True)
+        ]
+    if num_samples == 1:
+        return found
+    return [found[first : first + num_samples] for first in range(0, len(found), num_samples)]
 
 
 def search(

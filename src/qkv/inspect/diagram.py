@@ -13,8 +13,9 @@ from qkv.config.attention import (
     LatentAttentionConfig,
     StandardAttentionConfig,
 )
+from qkv.config.block import BlockConfig
 from qkv.config.feed_forward import DenseFeedForwardConfig, MixtureOfExpertsConfig
-from qkv.config.model import BlockConfig, ModelConfig, StackConfig
+from qkv.config.model import ModelConfig
 from qkv.config.parts import LogMelInputConfig, NormConfig, PatchInputConfig
 from qkv.config.positions import PositionConfig, RopeConfig
 from qkv.config.residuals import (
@@ -28,6 +29,7 @@ from qkv.config.residuals import (
     ResidualConfig,
     ReZeroConfig,
 )
+from qkv.config.stack import StackConfig
 from qkv.inspect.summary import count
 from qkv.nn.transformer import Transformer
 

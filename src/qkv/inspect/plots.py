@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from qkv.config.errors import QkvError, UsageError
-from qkv.config.model import StackConfig
+from qkv.config.stack import StackConfig
 from qkv.nn.build import Dims, build
 from qkv.nn.mask import Causal, Documents, Mask, Padding, Prefix, Rule, Window
 from qkv.nn.position import Learned, Position, Sinusoidal

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from qkv.config.errors import UsageError
-from qkv.config.model import ModelConfig, StackConfig
+from qkv.config.model import ModelConfig
 from qkv.config.positions import LearnedConfig
+from qkv.config.stack import StackConfig
 from qkv.nn.cache import Cache
 
 INTEGERS = (torch.int64, torch.int32)

@@ -12,9 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from qkv.config.model import BlockConfig, StackConfig
+from qkv.config.block import BlockConfig
 from qkv.config.parts import NormConfig
 from qkv.config.positions import NoPositionConfig
+from qkv.config.stack import StackConfig
 from qkv.nn.build import Dims, apply, build, dropout_of
 from qkv.nn.cache import Cache, CrossCache, LayerCache
 from qkv.nn.gate import Gate

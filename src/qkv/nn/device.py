@@ -10,10 +10,21 @@ from __future__ import annotations
 import torch
 
 from qkv.config.errors import UsageError
+from qkv.nn.threads import describe_threads, warn_of_threads
 
 
 def choose_device(name: str = "auto") -> torch.device:
-    """The device that `name` ("auto", "cpu", "cuda", "cuda:1", "mps") means. Raises UsageError where there is none."""
+    """The device that `name` ("auto", "cpu", "cuda", "cuda:1", "mps") means. Raises UsageError where there is none.
+
+    On a CPU, more threads than cores are warned of once.
+    """
+    device = _device(name)
+    if device.type == "cpu":
+        warn_of_threads()
+    return device
+
+
+def _device(name: str) -> torch.device:
     if name == "auto":
         if torch.cuda.is_available():
             return torch.device("cuda")
@@ -26,6 +37,11 @@ def choose_device(name: str = "auto") -> torch.device:
     if not there.get(device.type, True):
         raise UsageError(f"this machine has no {device.type} device that PyTorch can use", hint="device auto or cpu")
     return device
+
+
+def describe_device(device: torch.device) -> str:
+    """`device cpu, 2 threads (all cores)`."""
+    return f"device {device}{f', {describe_threads()}' if device.type == 'cpu' else ''}"
 
 
 def multiplies_bf16(device: torch.device) -> bool:
@@ -46,3 +62,11 @@ def choose_dtype(name: str, device: torch.device) -> torch.dtype:
     if name not in dtypes:
         raise UsageError(f"`{name}` is not a precision", hint="auto, fp32 or bf16")
     return dtypes[name]
+
+
+def choose_weight_dtype(name: str, device: torch.device) -> torch.dtype | None:
+    """The dtype to keep a trained model's weights in: None for "stored", as the file has it. "auto" is float32, but
+    bfloat16 on a GPU that multiplies it; others as in training."""
+    if name == "stored":
+        return None
+    return torch.float32 if name == "auto" and device.type != "cuda" else choose_dtype(name, device)

@@ -9,9 +9,9 @@ import math
 
 from torch import Tensor, nn
 
-from qkv.config.model import StackConfig
 from qkv.config.parts import TokenInputConfig
 from qkv.config.positions import NoPositionConfig
+from qkv.config.stack import StackConfig
 from qkv.nn.build import Dims, apply, build, dropout_of
 from qkv.nn.stem import zero_padding
 

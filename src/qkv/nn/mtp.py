@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from qkv.config.model import ModelConfig, StackConfig
+from qkv.config.model import ModelConfig
+from qkv.config.stack import StackConfig
 from qkv.nn.arguments import IGNORE
 from qkv.nn.block import Stack
 from qkv.nn.build import Dims, build

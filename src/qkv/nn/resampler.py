@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from qkv.config.model import StackConfig
 from qkv.config.parts import NormConfig
+from qkv.config.stack import StackConfig
 from qkv.nn.block import Block, BlockInputs, SelfAttentionSublayer, Stack
 from qkv.nn.build import Dims, apply, build
 from qkv.nn.embedding import Table

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from qkv.config.errors import ConfigError, UsageError
-from qkv.config.model import ModelConfig, StackConfig
+from qkv.config.model import ModelConfig
 from qkv.config.parts import ClassifierHeadConfig, TokenInputConfig
+from qkv.config.stack import StackConfig
 from qkv.nn.arguments import IGNORE, check_arguments, check_sequence
 from qkv.nn.block import Stack
 from qkv.nn.build import Dims, build

@@ -5,7 +5,6 @@ The messages and field numbers are those of sentencepiece_model.proto.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -21,6 +20,7 @@ from qkv.tokenizer.backends import (
     sentencepiece,
     unsupported,
 )
+from qkv.tokenizer.beside import CONFIG_FILE, as_configured, class_of, config_beside, only_transformers
 from qkv.tokenizer.protobuf import Value, WireError, fields
 
 _MODEL_PIECES, _MODEL_TRAINER, _MODEL_NORMALIZER, _MODEL_DENORMALIZER = 1, 2, 3, 5
@@ -30,23 +30,6 @@ _TRAINER_ROLE_IDS = {"unk": 40, "bos": 41, "eos": 42, "pad": 43}
 _DEFAULT_ROLE_IDS = {"unk": 0, "bos": 1, "eos": 2, "pad": -1}
 _NORMALIZER_MAP, _NORMALIZER_PREFIX, _NORMALIZER_COLLAPSE, _NORMALIZER_ESCAPE = 2, 3, 4, 5
 _KINDS = {1: "unigram", 2: "bpe", 3: "word", 4: "char"}
-
-FAIRSEQ_ROLES = {
-    "bos": "<s>",
-    "cls": "<s>",
-    "eos": "</s>",
-    "sep": "</s>",
-    "pad": "<pad>",
-    "unk": "<unk>",
-    "mask": "<mask>",
-}
-"""The special tokens of RoBERTa and all that came after it in fairseq."""
-MBART_LANGUAGES = [
-    "ar_AR", "cs_CZ", "de_DE", "en_XX", "es_XX", "et_EE", "fi_FI", "fr_XX", "gu_IN", "hi_IN", "it_IT", "ja_XX",
-    "kk_KZ", "ko_KR", "lt_LT", "lv_LV", "my_MM", "ne_NP", "nl_XX", "ro_RO", "ru_RU", "si_LK", "tr_TR", "vi_VN",
-    "zh_CN",
-]  # fmt: skip
-"""The languages of mBART (Liu et al. 2020, arXiv 2001.08210) in the order of their ids."""
 
 
 @dataclass
@@ -59,7 +42,24 @@ class Model:
     normalization: Normalization = field(default_factory=lambda: Normalization(collapse_spaces=True))
 
 
-def read(path: Path) -> Source:
+def read(file: Path) -> Source:
+    """A `.model`; its folder says whose it is, and with that what stands around a text (on its own: <s> before)."""
+    source = bare(file)
+    config = config_beside(file)
+    owner = class_of(config)
+    if owner not in ("", "Llama", "CodeLlama", "Gemma", "T5"):
+        raise only_transformers(file, owner)
+    if owner == "T5":
+        count = config.get("extra_ids", 100)
+        if not isinstance(count, int) or not 0 <= count <= 1000:
+            raise damaged(f"extra_ids is {count!r}", file.with_name(CONFIG_FILE))
+        extra = [AddedToken(f"<extra_id_{n}>", special=True, normalized=False) for n in reversed(range(count))]
+        source.backend.add_tokens(extra)
+    usual = {"eos": True} if owner == "T5" else {"bos": True}
+    return as_configured(source, file, usual)
+
+
+def bare(path: Path) -> Source:
     """The tokenizer in a `.model` file. It puts nothing around a text: what does is said elsewhere.
 
     Raises QkvError: a damaged file, or a model that is neither BPE nor unigram.
@@ -70,26 +70,6 @@ def read(path: Path) -> Source:
     ids = {piece.text: place for place, piece in enumerate(model.pieces) if piece.type in control}
     add_tokens(backend, ids, path, special=True)
     return Source(backend, model.kind, model.roles)
-
-
-def read_fairseq(path: Path, languages: Sequence[str] = ()) -> Source:
-    """The tokenizer in a `.model` file with the ids of fairseq. It puts nothing around a text.
-
-    These are <s>, <pad>, </s>, <unk>, the file's pieces after its first three, `languages`, <mask>. Raises QkvError as
-    `read` does.
-    """
-    model = parse(path.read_bytes(), path)
-    if [piece.text for piece in model.pieces[:3]] != ["<unk>", "<s>", "</s>"]:
-        raise damaged("it does not begin with <unk>, <s> and </s>, as those of fairseq do", path)
-    unknown, begin, end, *others = model.pieces
-    pad, *last = (Piece(text, 0.0, PieceType.CONTROL) for text in ("<pad>", *languages, "<mask>"))
-    pieces = [begin, pad, end, unknown, *others, *last]
-    backend = sentencepiece(pieces, model.kind, model.normalization, path)
-    ids = {piece.text: place for place, piece in enumerate(pieces)}
-    special = [piece.text for piece in (begin, pad, end, unknown, *last[:-1])]
-    add_tokens(backend, {token: ids[token] for token in special}, path, special=True)
-    backend.add_tokens([AddedToken("<mask>", special=True, normalized=False, lstrip=True)])
-    return Source(backend, model.kind, dict(FAIRSEQ_ROLES))
 
 
 def parse(data: bytes, where: object) -> Model:

@@ -24,6 +24,7 @@ from typing import BinaryIO, Literal, NoReturn
 from qkv.config.errors import NotFoundError, QkvError, UsageError, nearest
 
 BadBytes = Literal["error", "replace", "drop"]
+
 TextSource = str | os.PathLike[str]
 """A `str` is a text, a `Path` is a file."""
 
@@ -36,9 +37,30 @@ _BYTE_ORDER_MARKS = {  # that of UTF-32 begins with that of UTF-16
     codecs.BOM_UTF16_LE: "UTF-16",
     codecs.BOM_UTF16_BE: "UTF-16",
 }
+_OTHER_FILES = {
+    b"\x89PNG\r\n": "a PNG image",
+    b"\xff\xd8\xff": "a JPEG image",
+    b"GIF8": "a GIF image",
+    b"RIFF....WEBP": "a WebP image",
+    b"RIFF....WAVE": "a WAV recording",
+    b"fLaC": "a FLAC recording",
+    b"OggS": "an Ogg recording",
+    b"ID3": "an MP3 recording",
+    b"%PDF-": "a PDF",
+    b"PK\x03\x04": "a zip archive",
+    b"\x1f\x8b": "a gzip archive",
+    b"\xfd7zXZ": "an xz archive",
+    b"PAR1": "a Parquet table",
+    b"GGUF": "a GGUF model",
+}
+"""What other files begin with; a dot is any byte."""
 _WORD_END = r"[^\W_](?=[ \n，。、；：！？])"
 _NEXT_WORD_END = re.compile(_WORD_END)
 _LAST_WORD_END = re.compile(f".*{_WORD_END}", re.DOTALL)
+
+
+class NotTextError(QkvError):
+    """A file that is no text at all: an image, a recording, an archive."""
 
 
 # --- reading ----------------------------------------------------------------------------------------------------------
@@ -54,8 +76,9 @@ def read_blocks(
 ) -> Iterator[str]:
     """The text of a file, by the rule above, in blocks of at most 1 MiB.
 
-    `option`: what `bad_bytes` is called where people set it. Raises NotFoundError, and QkvError: bytes that are not
-    UTF-8 (file and byte offset), UTF-16 and UTF-32, a damaged archive.
+    `option`: what `bad_bytes` is called where people set it. Raises NotFoundError, NotTextError for bytes that are not
+    UTF-8 in a file of another kind, and QkvError: other bytes that are not UTF-8 (file and byte offset), UTF-16 and
+    UTF-32, a damaged archive.
     """
     with open_file(Path(path)) as file:
         yield from read_stream(file, str(path), bad_bytes, option=option)
@@ -75,12 +98,15 @@ def read_stream(
             where=name,
             hint=f"iconv -f {encoding} -t UTF-8 OLD > NEW",
         )
+    head = block[:16]
     offset, begun, carriage_return = 0, False, ""
     while True:
         undecoded = len(decoder.getstate()[0])  # bytes of a character that began in the last block
         try:
             text = carriage_return + decoder.decode(block, final=not block)
         except UnicodeDecodeError as error:
+            if kind := _other_kind(head):
+                raise NotTextError(f"the file is {kind}, not a text", where=name) from error
             wrong = " ".join(f"0x{byte:02x}" for byte in error.object[error.start : error.end])
             unpacked = " of the decompressed text" if isinstance(file, gzip.GzipFile | lzma.LZMAFile) else ""
             raise QkvError(
@@ -140,6 +166,11 @@ def _read(file: BinaryIO | BufferedIOBase, name: str) -> bytes:
         raise QkvError(f"the archive is damaged or cut off: {error}", where=name) from error
     except OSError as error:
         raise QkvError(f"the file cannot be read: {error.strerror}", where=name) from error
+
+
+def _other_kind(head: bytes) -> str | None:
+    """What a file that begins so is, where that is known."""
+    return next((kind for start, kind in _OTHER_FILES.items() if re.match(start, head, re.DOTALL)), None)
 
 
 def _wide_encoding(head: bytes) -> str | None:

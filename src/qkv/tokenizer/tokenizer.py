@@ -14,8 +14,9 @@ import tokenizers
 from tokenizers import models, normalizers, pre_tokenizers
 
 from qkv.config.errors import QkvError, UsageError
-from qkv.tokenizer import backends, files, pieces, training
+from qkv.tokenizer import backends, files, pieces, tokenizer_json, training
 from qkv.tokenizer.backends import Source
+from qkv.tokenizer.beside import ROLES
 from qkv.tokenizer.bpe import ByteBPE
 from qkv.tokenizer.chat import ChatTemplate, Message
 from qkv.tokenizer.decoding import TokenBytes
@@ -104,8 +105,8 @@ class Tokenizer:
         ):
             raise UsageError(f"`special` maps roles to tokens, which {special!r} does not", hint='{"eos": "<eos>"}')
         roles = dict(training.DEFAULT_SPECIAL if special is None else special)
-        if unknown := roles.keys() - set(files.ROLES):
-            raise UsageError(f"special tokens have no role {sorted(unknown)[0]!r}", hint=", ".join(files.ROLES))
+        if unknown := roles.keys() - set(ROLES):
+            raise UsageError(f"special tokens have no role {sorted(unknown)[0]!r}", hint=", ".join(ROLES))
         backend = training.train(Corpus(source, bad_bytes), kind, vocab_size, roles, sentinels)
         roles = {role: token for role, token in roles.items() if backend.token_to_id(token) is not None}
         return cls(backend.to_str(), kind=kind, roles=roles)
@@ -133,7 +134,7 @@ class Tokenizer:
 
         `transformers` reads them; but of a Marian tokenizer it does not know the ids.
         """
-        files.write(folder, self._text, self.kind, self.roles, self._template_text, self._ids)
+        tokenizer_json.write(folder, self._text, self.kind, self.roles, self._template_text, self._ids)
 
     @cached_property
     def _text(self) -> str:

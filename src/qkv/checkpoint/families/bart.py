@@ -12,7 +12,8 @@ from qkv.checkpoint.mapping import Reshaped, Rule, Twice
 from qkv.checkpoint.published import Published, called, expect
 from qkv.config.attention import StandardAttentionConfig
 from qkv.config.feed_forward import DenseFeedForwardConfig
-from qkv.config.model import ModelConfig, StackConfig
+from qkv.config.model import ModelConfig
+from qkv.config.stack import StackConfig
 
 SIDES = ("encoder", "decoder")
 

@@ -23,7 +23,8 @@ from qkv.checkpoint.mapping import HeadRows, Rule
 from qkv.checkpoint.published import Published, called, expect
 from qkv.config.attention import LatentAttentionConfig
 from qkv.config.errors import QkvError
-from qkv.config.model import MAX_LAYERS, ModelConfig
+from qkv.config.model import ModelConfig
+from qkv.config.numbers import MAX_LAYERS
 from qkv.config.positions import RopeConfig
 
 DEFAULTS = {

@@ -15,7 +15,8 @@ from qkv.config.attention import StandardAttentionConfig
 from qkv.config.errors import QkvError
 from qkv.config.feed_forward import DenseFeedForwardConfig
 from qkv.config.merge import merge
-from qkv.config.model import MAX_LAYERS, ModelConfig
+from qkv.config.model import ModelConfig
+from qkv.config.numbers import MAX_LAYERS
 from qkv.config.parts import RMSNormConfig
 
 FRAME_RULES = (

@@ -13,7 +13,8 @@ from torch import Tensor
 from qkv.checkpoint.families import Family, bart
 from qkv.checkpoint.mapping import Fixed, Rule
 from qkv.checkpoint.published import Published
-from qkv.config.model import ModelConfig, StackConfig
+from qkv.config.model import ModelConfig
+from qkv.config.stack import StackConfig
 from qkv.nn.build import Dims, build
 
 

@@ -20,7 +20,8 @@ from qkv.checkpoint.families.llama import (
 from qkv.checkpoint.families.rope import write_rope
 from qkv.checkpoint.mapping import Rule
 from qkv.checkpoint.published import Published, called
-from qkv.config.model import MAX_LAYERS, ModelConfig
+from qkv.config.model import ModelConfig
+from qkv.config.numbers import MAX_LAYERS
 
 DEFAULTS = {
     "num_key_value_heads": 4,

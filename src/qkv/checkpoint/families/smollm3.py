@@ -21,7 +21,8 @@ from qkv.checkpoint.families.llama import (
 from qkv.checkpoint.families.rope import write_rope
 from qkv.checkpoint.published import Published
 from qkv.config.errors import QkvError
-from qkv.config.model import MAX_LAYERS, ModelConfig
+from qkv.config.model import ModelConfig
+from qkv.config.numbers import MAX_LAYERS
 from qkv.config.positions import RopeConfig
 
 DEFAULTS = {"num_key_value_heads": 4, "max_position_embeddings": 32768, "tie_word_embeddings": True}

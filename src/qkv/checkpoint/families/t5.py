@@ -12,9 +12,10 @@ from qkv.checkpoint.mapping import Rule
 from qkv.checkpoint.published import Published, called, expect
 from qkv.config.attention import StandardAttentionConfig
 from qkv.config.feed_forward import DenseFeedForwardConfig
-from qkv.config.model import ModelConfig, StackConfig
+from qkv.config.model import ModelConfig
 from qkv.config.parts import LanguageModelHeadConfig, RMSNormConfig
 from qkv.config.positions import RelativeConfig
+from qkv.config.stack import StackConfig
 
 ACTIVATIONS = {"relu": "relu", "gated-gelu": "geglu_tanh", "gated-silu": "swiglu", "gelu_new": "gelu_tanh"}
 """`feed_forward_proj`."""

@@ -28,6 +28,12 @@ def test_the_figures_and_signatures_are_sacrebleus() -> None:
     assert scores.chrf_signature == str(chrf.get_signature())
     assert scores.sentences == 4
     assert 0 < scores.bleu < 100
+    assert scores.four_grams == bleu.corpus_score(HYPOTHESES, [REFERENCES]).totals[3] > 0
+
+
+def test_without_four_words_bleu_is_0_and_the_scores_say_why() -> None:
+    scores = translation_scores(["one two three", "four"], ["one two three", "four"])
+    assert (scores.bleu, scores.four_grams) == (0, 0)
 
 
 def test_the_figures_are_those_of_sacrebleus_command(tmp_path) -> None:

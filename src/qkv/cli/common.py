@@ -40,6 +40,26 @@ def torch_bin_option(command: Command) -> Command:
     )(command)
 
 
+def quantize_option(command: Command) -> Command:
+    """`--quantize`: whether blocks of a file stay blocks."""
+    return click.option("--quantize", type=click.Choice(["keep"]), help="keep: a GGUF file's blocks stay as they are.")(
+        command
+    )
+
+
+def computes(command: Callable[..., None]) -> Callable[..., None]:
+    """For commands that compute: with no more threads than this process has cores (see `qkv.nn.threads`)."""
+
+    @functools.wraps(command)
+    def run(*given: Any, **options: Any) -> None:
+        from qkv.nn.threads import keep_to_cores
+
+        keep_to_cores()
+        command(*given, **options)
+
+    return run
+
+
 def sampling_options(*, temperature: float) -> Callable[[Command], Command]:
     """How tokens are drawn, for the commands that write; `temperature` is this one's default."""
     options = (
@@ -61,10 +81,13 @@ def sampling_options(*, temperature: float) -> Callable[[Command], Command]:
 def model_options(command: Callable[..., None]) -> Callable[..., None]:
     """`--device`, `--dtype`, `--torch-bin` and `--allow-package` of commands that run a model; they come to the command
     as `loading`, the options of `qkv.load`."""
+    command_that_computes = computes(command)
 
     @functools.wraps(command)
     def run(*, device: str, dtype: str, torch_bin: bool, allow: tuple[str, ...], **options: Any) -> None:
-        command(loading={"device": device, "dtype": dtype, "torch_bin": torch_bin, "allow": allow}, **options)
+        command_that_computes(
+            loading={"device": device, "dtype": dtype, "torch_bin": torch_bin, "allow": allow}, **options
+        )
 
     dtypes = click.Choice(["auto", "fp32", "bf16"])
     return click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda or mps.")(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from qkv.cli.common import json_option, print_json
+from qkv.cli.common import computes, json_option, print_json
 from qkv.config.errors import UsageError
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ SCORED, SHOWN = 1000, 8
 @click.option("--steps", type=click.IntRange(min=1), help="How long to train (default: a minute or two on two cores).")
 @click.option("--run-dir", type=click.Path(path_type=Path), help="The run folder (default: a new one under runs/).")
 @json_option
+@computes
 def demo(kind: str, lang: Language | None, steps: int | None, run_dir: Path | None, as_json: bool) -> None:
     """Train a small model on text that is already here, and see what it learnt.
 

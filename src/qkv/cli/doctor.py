@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from qkv.cli.common import json_option, print_json
+from qkv.cli.common import computes, json_option, print_json
 
 if TYPE_CHECKING:
     from qkv.evaluate.kernels import KernelCheck
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 @click.command()
 @json_option
 @click.pass_context
+@computes
 def doctor(context: click.Context, as_json: bool) -> None:
     """What qkv finds on this machine, and whether its attention kernels compute right here.
 
@@ -43,7 +44,7 @@ def _show(machine: Machine, checks: list[KernelCheck]) -> None:
     rows = [
         ("versions", ", ".join(f"{name} {found or 'missing'}" for name, found in machine.versions.items())),
         ("platform", machine.platform),
-        ("cores, threads", f"{machine.cores}, {machine.threads}"),
+        ("cores, threads", f"{machine.cores} ({machine.cores_why}), {machine.threads}"),
         ("memory", memory),
         ("device", f"{machine.device}: {machine.device_why}"),
         ("precision", f"{machine.dtype} to train in: {machine.dtype_why}"),

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from qkv.cli.common import allow_option, json_option
+from qkv.cli.common import allow_option, computes, json_option
 from qkv.cli.train import tell_end
 
 
@@ -17,6 +17,7 @@ from qkv.cli.train import tell_end
 @click.option("--run-dir", type=click.Path(path_type=Path), help="The run folder (default: a new one under runs/).")
 @allow_option
 @json_option
+@computes
 def finetune(
     model: str,
     config: str,

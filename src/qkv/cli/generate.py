@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from qkv.cli.common import json_option, model_options, print_json, sampling_options
+from qkv.cli.common import json_option, model_options, print_json, quantize_option, sampling_options
 from qkv.config.errors import UsageError
 
 
@@ -30,7 +30,7 @@ from qkv.config.errors import UsageError
 @click.option("--parse-special", is_flag=True, help="Special tokens spelled in the prompt are meant.")
 @click.option("--stream", is_flag=True, help="Text as it comes; with --json one object per line.")
 @click.option("--no-cache", is_flag=True, help="Read the whole text again for each token: slower, and the same.")
-@click.option("--quantize", type=click.Choice(["keep"]), help="keep: a GGUF file's blocks stay as they are.")
+@quantize_option
 @model_options
 @json_option
 def generate(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from qkv.cli.common import allow_option, json_option, print_json, torch_bin_option
+from qkv.cli.common import allow_option, computes, json_option, print_json, torch_bin_option
 from qkv.config.errors import UsageError
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 @allow_option
 @json_option
 @click.pass_context
+@computes
 def parity(
     context: click.Context,
     model: str,

@@ -26,16 +26,19 @@ if TYPE_CHECKING:
     from qkv.evaluate.machine import Machine, describe_machine
     from qkv.evaluate.perplexity import Scores, masked_scores, prefix_scores
     from qkv.evaluate.score import Tally, score_batches
+    from qkv.evaluate.speed import DecodeSpeed, PrefillSpeed, measure_decode, measure_prefill
     from qkv.evaluate.translation import TranslationScores, translation_scores
 
 _ON_FIRST_USE = {
     "ClassScores": "classification",
     "ClassificationScores": "classification",
+    "DecodeSpeed": "speed",
     "Examples": "examples",
     "KernelCheck": "kernels",
     "KernelUse": "kernels",
     "Machine": "machine",
     "PairScores": "examples",
+    "PrefillSpeed": "speed",
     "PronunciationScores": "error_rates",
     "Scores": "perplexity",
     "Tally": "score",
@@ -50,6 +53,8 @@ _ON_FIRST_USE = {
     "held_out_examples": "examples",
     "kernels_used": "kernels",
     "masked_scores": "perplexity",
+    "measure_decode": "speed",
+    "measure_prefill": "speed",
     "pair_scores": "examples",
     "prefix_scores": "perplexity",
     "pronunciation_scores": "error_rates",
@@ -63,12 +68,14 @@ _ON_FIRST_USE = {
 __all__ = [
     "ClassScores",
     "ClassificationScores",
+    "DecodeSpeed",
     "Examples",
     "KernelCheck",
     "KernelUse",
     "Machine",
     "Metrics",
     "PairScores",
+    "PrefillSpeed",
     "PronunciationScores",
     "RunSummary",
     "Scores",
@@ -85,6 +92,8 @@ __all__ = [
     "kernels_used",
     "list_runs",
     "masked_scores",
+    "measure_decode",
+    "measure_prefill",
     "pair_scores",
     "prefix_scores",
     "pronunciation_scores",

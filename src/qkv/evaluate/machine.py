@@ -12,19 +12,21 @@ from pathlib import Path
 import torch
 
 from qkv.nn.device import choose_device, choose_dtype, multiplies_bf16
+from qkv.nn.threads import usable_cores
 
 PACKAGES = ("qkv", "torch", "numpy", "tokenizers", "safetensors", "pydantic", "matplotlib")
 
 
 @dataclass(frozen=True)
 class Machine:
-    """`device` and `dtype` are what `auto` means for training here, each with the reason. `compiler`: the C++ compiler
-    that `torch.compile` would use, None without one. Memory in bytes, None where the system does not say; a container's
-    limit counts."""
+    """`device` and `dtype` are what `auto` means for training here, each with the reason. cores: those that this
+    process may use, and what limits it to them. compiler: the C++ one that `torch.compile` would use, None without one.
+    Memory in bytes, None where the system does not say; a container's limit counts."""
 
     versions: dict[str, str | None]
     platform: str
     cores: int
+    cores_why: str
     threads: int
     device: str
     device_why: str
@@ -39,7 +41,7 @@ class Machine:
 
 def describe_machine() -> Machine:
     """Look around."""
-    device = choose_device()
+    device, cores = choose_device(), usable_cores()
     total, available = _memory()
     device_total = device_available = None
     name = ""
@@ -50,7 +52,8 @@ def describe_machine() -> Machine:
     return Machine(
         versions={"python": platform.python_version(), **{package: _version(package) for package in PACKAGES}},
         platform=platform.platform(),
-        cores=_cores(),
+        cores=cores.count,
+        cores_why=cores.why,
         threads=torch.get_num_threads(),
         device=str(device),
         device_why=_device_why(device) + name,
@@ -74,13 +77,6 @@ def _version(package: str) -> str | None:
 def _device_why(device: torch.device) -> str:
     reasons = {"cuda": "a GPU that PyTorch can use", "mps": "Apple silicon"}
     return reasons.get(device.type, "no GPU that PyTorch can use")
-
-
-def _cores() -> int:
-    """Cores this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def compiler() -> str | None:

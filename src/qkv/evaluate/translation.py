@@ -18,13 +18,17 @@ _HAN = re.compile(f"[{HAN}]")
 
 @dataclass(frozen=True)
 class TranslationScores:
-    """BLEU and chrF, 0 to 100, higher is better; the signatures say how each was computed, and belong beside it."""
+    """BLEU and chrF, 0 to 100, higher is better; the signatures say how each was computed, and belong beside it.
+
+    `four_grams`: how many runs of four words the hypotheses have; BLEU, which counts them, is 0 where there is none.
+    """
 
     bleu: float
     chrf: float
     signature: str
     chrf_signature: str
     sentences: int
+    four_grams: int
 
 
 def translation_scores(
@@ -57,12 +61,14 @@ def translation_scores(
         raise UsageError(f"BLEU's tokenizer `{tokenize}` is not installed", hint=f'pip install "{extra}"') from None
     chrf = CHRF(lowercase=lowercase)
     streams: list[Any] = list(zip_longest(*listed))  # one per reference; None where a hypothesis has no more
+    found = bleu.corpus_score(hypotheses, streams)
     return TranslationScores(
-        bleu=bleu.corpus_score(hypotheses, streams).score,
+        bleu=found.score,
         chrf=chrf.corpus_score(hypotheses, streams).score,
         signature=str(bleu.get_signature()),
         chrf_signature=str(chrf.get_signature()),
         sentences=len(hypotheses),
+        four_grams=found.totals[-1],
     )
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -15,7 +16,7 @@ import qkv
 from qkv.checkpoint.families import named
 from qkv.checkpoint.load import published_config
 from qkv.checkpoint.published import Published
-from qkv.config import QkvError, UsageError
+from qkv.config import NotFoundError, QkvError, UsageError
 
 from .family_cases import VOCAB, Case, assert_close, make, random_ids, values, written
 from .folders import write_folder
@@ -111,6 +112,24 @@ def test_which_of_the_two_is_meant_must_be_said(behind: str, folder: Path) -> No
     with pytest.raises(UsageError, match="two models, of texts and of images") as error:
         qkv.load(f"{folder}{behind}")
     assert error.value.hint == f"{folder}#text or {folder}#image"
+
+
+@pytest.mark.parametrize(("gone", "kept", "starts"), [("image", "text", "text_"), ("text", "image", "vis")])
+def test_one_of_the_two_that_is_not_there_is_said_to_be_missing(
+    gone: str, kept: str, starts: str, folder: Path, tmp_path: Path
+) -> None:
+    for file in folder.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    tensors = load_file(folder / "model.safetensors")
+    some = {name: tensor for name, tensor in tensors.items() if name.startswith(starts)}
+    save_file(some, tmp_path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(NotFoundError, match=f"the model of {gone}s is missing") as error:
+        side(tmp_path, gone)
+    assert (error.value.where, error.value.hint) == (str(tmp_path / "model.safetensors"), f"{tmp_path}#{kept}")
+    with pytest.raises(UsageError, match="two models") as error:
+        qkv.load(tmp_path)
+    assert error.value.hint == f"{tmp_path}#{kept}"
+    side(tmp_path, kept)
 
 
 def test_a_folder_with_one_model_has_no_other(tmp_path: Path) -> None:

@@ -125,6 +125,17 @@ def test_scales_without_their_matrix_are_damage(tmp_path: Path) -> None:
         qkv.load(tmp_path / "model")
 
 
+def test_a_matrix_that_is_there_in_floats_too_is_refused(tmp_path: Path) -> None:
+    write_folder(tmp_path / "model", GPT_OSS)
+    name = "model.layers.0.mlp.experts.gate_up_proj"
+    blocks, scales = packed(64, 64)
+    both = {f"{name}_blocks": blocks, f"{name}_scales": scales}
+    change_tensors(tmp_path / "model", lambda tensors: tensors.update(both))
+    say(tmp_path / "model", MXFP4)
+    with pytest.raises(DamagedError, match=f"`{name}` is there twice, packed as `{name}_blocks` too"):
+        qkv.load(tmp_path / "model")
+
+
 @pytest.mark.parametrize("method", ["mxfp4", "fp8"])
 def test_matrices_without_their_scales_are_damage(method: str, tmp_path: Path) -> None:
     write_folder(tmp_path / "model")

@@ -156,3 +156,8 @@ def test_a_damaged_file_is_called_so(tmp_path: Path) -> None:
     path.write_text("{", encoding="utf-8")
     with pytest.raises(DamagedError, match="preprocessor_config"):
         load_model(tmp_path / "vit")
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(DamagedError, match="is a folder, and a file is expected") as error:
+        load_model(tmp_path / "vit")
+    assert error.value.where == str(path)

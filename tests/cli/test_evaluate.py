@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import sacrebleu
@@ -153,6 +154,8 @@ def test_a_wrong_option_exits_with_its_code(model, text, capsys, options, code: 
         (b"", 1, "no text"),
         (b" \n", 1, "no text"),
         (b"ab\xffc", 1, "--bad-bytes"),
+        (b"\x89PNG\r\n\x1a\n", 1, "a PNG image, not a text"),
+        (b"\x89PNG\r\n\x1a\n", 1, "try plain text, or JSONL"),
         ("ab".encode("utf-16"), 1, "UTF-16"),
     ],
 )
@@ -191,6 +194,17 @@ def test_a_model_that_is_missing_or_cannot_be_scored_is_refused(tmp_path, text, 
     dataless = make_model(tmp_path / "dataless", tokenizer=Tokenizer.train([], kind="byte"))
     code, _, err = run(capsys, "eval", dataless)
     assert (code, "--data" in err) == (2, True)
+
+
+@pytest.mark.parametrize("options", [(), ("--task", "language-model")])
+def test_a_model_that_gives_vectors_is_judged_by_no_task(tmp_path, text, capsys, options) -> None:
+    head = ("model.head={kind: embedding, width: 8}", "model.tie_embeddings=none")
+    vectors = make_model(tmp_path / "vectors", *head, tokenizer=Tokenizer.train([], kind="byte"))
+    code, out, err = run(capsys, "eval", vectors, "--data", text, *options)
+    assert (code, out) == (2, "")
+    assert "no task here judges it" in err
+    assert "--task" not in err
+    assert "qkv embed" in err
 
 
 def test_a_figure_that_json_cannot_hold_is_null(model, text, capsys, monkeypatch) -> None:
@@ -253,7 +267,9 @@ def test_the_same_figures_of_translations_are_told_to_people(translating, pairs,
     figures = json.loads(run(capsys, "eval", translating, *sides, "--json")[1])
     code, out, _ = run(capsys, "eval", translating, *sides)
     assert code == 0
-    assert f"{figures['bleu']:.2f}  {figures['signature']}" in out
+    assert out.startswith("BLEU")
+    assert f"{figures['bleu']:.2f}" in out.splitlines()[0]
+    assert figures["signature"] in out.splitlines()[0]
     assert f"{figures['chrf']:.2f}  {figures['chrf_signature']}" in out
     assert f"{figures['character_error_rate']:.2%}" in out
     assert "5, 1 of them repeat a source" in out
@@ -275,6 +291,24 @@ def test_pairs_may_be_one_file_and_are_by_default_what_the_run_held_out(pairs, t
     for figures in seen:
         del figures["seconds"], figures["sentences_per_second"]
     assert seen[0] == seen[1] == seen[2]
+
+
+@pytest.mark.parametrize(("written", "short"), [("two words", True), ("four words and more", False)])
+def test_the_measure_of_training_comes_first_and_a_bleu_without_four_words_says_so(
+    pairs, tmp_path, capsys, monkeypatch, written: str, short: bool
+) -> None:
+    model = translator()
+    objective = {"kind": "translate", "measure": "exact-match"}
+    tree = {"model": model.network.config, "data": {"kind": "parallel"}, "objective": objective}
+    Model(model.network, model.tokenizer, Config.model_validate(tree)).save(tmp_path / "m")
+    sides = ("--source", pairs[0], "--target", pairs[1])
+    answers = [SimpleNamespace(text=written if source else "") for source in dict.fromkeys(SOURCES)]
+    monkeypatch.setattr(Model, "translate_stream", lambda *_, **__: iter(answers))
+    lines = run(capsys, "eval", tmp_path / "m", *sides)[1].splitlines()
+    assert [line.split("  ")[0] for line in lines[:3]] == ["exact match", "BLEU", "chrF"]
+    assert ("none of the texts written has four words" in lines[1]) == short
+    figures = json.loads(run(capsys, "eval", tmp_path / "m", *sides, "--json")[1])
+    assert figures["four_grams"] == (0 if short else 4)
 
 
 def test_a_source_that_the_context_does_not_hold_counts_as_untranslated(translating, tmp_path, capsys) -> None:
@@ -455,6 +489,9 @@ def test_what_is_written_of_files_is_scored_against_their_texts(table: Path, tmp
     assert (figures["sources"], figures["beam_size"]) == (5, 2)
     out = run(capsys, "eval", tmp_path / "m", "--data", table)[1]
     assert "word error rate" in out
+    (tmp_path / "a.png").write_bytes(b"\x89PNG\r\n\x1a\n")
+    err = run(capsys, "eval", tmp_path / "m", "--data", tmp_path / "a.png")[2]
+    assert "try a table (TSV, CSV or JSONL) that names" in err
     assert "beam size 4" in out if kind_of(table) == "images" else "beam size 1" in out
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -135,3 +136,21 @@ def test_a_path_that_the_system_refuses_is_no_fault_of_ours(capsys: pytest.Captu
     assert (code, out) == (1, "")
     assert "\nerror: the system refuses: " in err
     assert len(err) < 500
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no such signals on Windows")
+def test_ctrl_c_while_python_ends_prints_no_traceback() -> None:
+    """A thread holds up the end."""
+    code = (
+        "import sys, threading, time\nfrom qkv.cli import main\n"
+        "threading.Thread(target=time.sleep, args=(60,)).start()\n"
+        "try:\n    main()\nfinally:\n    print('ending', flush=True)"
+    )
+    command = [sys.executable, "-c", code, "completion", "bash"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        while process.stdout.readline() != "ending\n":
+            assert process.poll() is None
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate()
+    assert (process.returncode, err) == (-signal.SIGINT, "")

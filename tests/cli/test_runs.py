@@ -63,12 +63,31 @@ def test_no_folder_is_not_found_and_an_empty_one_is_said_to_be(tmp_path, capsys)
     assert json.loads(run(capsys, "runs", tmp_path, "--json")[1]) == {"runs": []}
 
 
+def test_who_has_trained_nothing_yet_is_told_how_to(tmp_path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, out, err = run(capsys, "runs")
+    assert (code, out) == (0, "")
+    assert err.startswith("no runs in runs yet\n  try `qkv train`")
+    assert json.loads(run(capsys, "runs", "--json")[1]) == {"runs": []}
+
+
+def test_of_many_common_steps_some_are_shown_and_all_counted(runs, capsys) -> None:
+    lines = "".join(json.dumps({"step": step, "loss": 1 / step}) + "\n" for step in range(1, 1201))
+    for name in ("complete", "interrupted"):
+        (runs / name / "metrics.jsonl").write_text(lines, encoding="utf-8")
+    out = run(capsys, "runs", "diff", runs / "complete", runs / "interrupted")[1]
+    assert "loss: 1,200 steps that both logged, 8 of them shown\n" in out
+    rows = out.partition("at step")[2].splitlines()[1:]
+    assert [row.split()[0] for row in rows][::7] == ["1", "1,200"]
+
+
 def test_two_runs_are_compared(runs, capsys) -> None:
     code, out, err = run(capsys, "runs", "diff", runs / "complete", runs / "interrupted")
     assert code == 0
     assert "train.steps  2 -> 9\n" in out
     assert "data: unknown" in out
-    assert "loss at step" in out
+    assert "loss: 2 steps that both logged\n" in out
+    assert "val_loss: 1 step that both logged\n" in out
     assert err.count("env.json is missing") == 2
     code, out, _ = run(capsys, "runs", "diff", runs / "complete", runs / "interrupted", "--json")
     found = json.loads(out)

@@ -57,10 +57,27 @@ def test_json_has_the_text_and_its_windows(folder: str, audio: Path, capsys) -> 
     ]
 
 
+def test_of_several_files_each_gives_a_line_in_order(folder: str, audio: Path, tmp_path: Path, capsys) -> None:
+    other = tmp_path / "b.wav"
+    with wave.open(str(other), "wb") as file:
+        file.setparams((1, 2, SAMPLE_RATE, 0, "NONE", ""))
+        file.writeframes((sound(0.4) * 16384).to(torch.int16).numpy().tobytes())
+    files = [other, audio]
+    expected = [speech_model().transcribe(file, max_new_tokens=5).text for file in files]
+    assert len(speech_model().transcribe(audio, max_new_tokens=5).segments) > 1
+    code, out, err = run(capsys, folder, *files, "--max-new-tokens", "5")
+    assert (code, out) == (0, "".join(text.replace("\n", " ") + "\n" for text in expected))
+    assert f"{audio}: 2.2 of 2.2 s" in err
+    out = run(capsys, folder, *files, "--max-new-tokens", "5", "--json")[1]
+    found = [json.loads(line) for line in out.splitlines()]
+    assert [(one["audio"], one["text"]) for one in found] == list(zip(map(str, files), expected, strict=True))
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
         (("gone.wav",), 3, "gone.wav"),
+        (("AUDIO", "gone.wav"), 3, "gone.wav"),
         (("AUDIO", "--language", "zh"), 2, "one language"),
         (("AUDIO", "--task", "sing"), 2, "--task"),
         (("AUDIO", "--beam-size", "0"), 2, "beam_size"),

@@ -250,7 +250,7 @@ def test_a_batch_of_images_is_shown_by_its_shape(tmp_path: Path) -> None:
         ("picture\ttext\n0.png\tlow\n", QkvError, "no column `image`"),
         ("image\ttext\n\tlow\n", QkvError, r"`image` is no name of a file"),
         ("image\ttext\ntable.tsv\tlow\n", QkvError, "no image of PNG"),
-        ("image\ttext\n", QkvError, "nothing to learn from"),
+        ("image\ttext\n", QkvError, "nothing follows its header"),
     ],
 )
 def test_a_wrong_table_is_one_clear_error(table: str, error: type[QkvError], told: str, tmp_path: Path) -> None:

@@ -205,7 +205,7 @@ def test_one_label_is_nothing_to_tell_apart(seq2seq: Tokenizer) -> None:
         prepare(labels_config(write("a.tsv", [("good", "pos"), ("fine", "pos")], "text\tlabel\n")), seq2seq, "cache")
     assert caught.value.where == "a.tsv"
     with pytest.raises(QkvError, match="no example with a label"):
-        prepare(labels_config(write("b.tsv", [], "text\tlabel\n")), seq2seq, "cache")
+        prepare(labels_config(write("b.jsonl", [])), seq2seq, "cache")
 
 
 def test_long_texts_are_cut_and_empty_ones_left_out_and_both_are_said(seq2seq: Tokenizer) -> None:

@@ -222,6 +222,8 @@ def test_labels_that_are_no_strings_in_json_are_spelled_as_there() -> None:
         ("a.csv", "text,label,text\na,x,b\n", "several columns `text`", "a.csv:1"),
         ("a.csv", 'text,label\na,x\n"b,y\nc,z\n', "not CSV", "a.csv:4"),
         ("a.tsv", "", "the file is empty", "a.tsv"),
+        ("a.tsv", "\ntext\tlabel\n\n", "nothing follows its header", "a.tsv:2"),
+        ("a.csv", "text,label\n", "nothing follows its header", "a.csv:1"),
         ("a.jsonl", '{"text": "a", "label": 1}\n{"text": "b"}\n', "no key `label`", "a.jsonl:2"),
         ("a.jsonl", '{"text": "a", "label": 1.5}\n', "`label` is not a word but float", "a.jsonl:1"),
         ("a.jsonl", '{"text": "a", "label": null}\n', "`label` is not a word but NoneType", "a.jsonl:1"),

@@ -124,6 +124,10 @@ def test_what_cannot_be_is_refused(corpus, tmp_path) -> None:
         tokenizer_for(config_of({"path": str(tmp_path / "gone")}), tmp_path)
     with pytest.raises(UsageError, match="too small"):
         tokenizer_for(config_of({"kind": "bpe", "vocab_size": 5}, [corpus]), tmp_path)
+    (tmp_path / "blank.txt").write_text(" \n", encoding="utf-8")
+    with pytest.raises(QkvError, match="hold no text to train a tokenizer on") as caught:
+        tokenizer_for(config_of({"kind": "bpe"}, [tmp_path / "blank.txt"]), tmp_path)
+    assert caught.value.where == str(tmp_path / "blank.txt")
     assert not list(tmp_path.rglob("*.partial"))
 
 

@@ -20,7 +20,7 @@ from qkv.config.errors import NotFoundError, QkvError
 from qkv.tokenizer import Tokenizer
 from qkv.tokenizer import text as module
 from qkv.tokenizer.pieces import split
-from qkv.tokenizer.text import BadBytes, Corpus, chunks, nearest_file, normalize, read_blocks, read_stream
+from qkv.tokenizer.text import BadBytes, Corpus, NotTextError, chunks, nearest_file, normalize, read_blocks, read_stream
 
 
 def read(path: Path, bad_bytes: BadBytes = "error") -> str:
@@ -106,6 +106,23 @@ def test_bad_bytes_are_named_replaced_or_dropped(
     assert caught.value.where == f"{path}: byte {offset}"
     assert read(path, "replace") == replaced
     assert read(path, "drop") == dropped
+
+
+@pytest.mark.parametrize(
+    ("data", "kind"),
+    [
+        (b"\x89PNG\r\n\x1a\n", "a PNG image"),
+        (b"RIFF\x24\x00\x00\x00WAVEfmt \x10\x00\xff", "a WAV recording"),
+        (b"%PDF-1.7\n%\xe2\xe3", "a PDF"),
+    ],
+)
+def test_a_file_of_another_kind_is_named_unless_its_bytes_are_wanted(tmp_path: Path, data: bytes, kind: str) -> None:
+    path = tmp_path / "a.txt"
+    path.write_bytes(data)
+    with pytest.raises(NotTextError, match=f"the file is {kind}, not a text") as caught:
+        read(path)
+    assert (caught.value.where, caught.value.hint) == (str(path), None)
+    assert read(path, "drop") == data.decode(errors="ignore").replace("\r\n", "\n")
 
 
 def test_bad_bytes_stop_training_with_file_and_offset(tmp_path: Path) -> None:

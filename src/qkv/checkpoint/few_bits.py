@@ -27,7 +27,8 @@ def as_floats(config: Published, tensors: Mapping[str, Stored], where: Path) -> 
     """The tensors of a folder, by name, with those of few bits as bfloat16, by the name of the matrix.
 
     Only weights are meant: how a model quantises what it computes (`activation_scheme`) is set aside. Raises QkvError
-    for a method that is not supported, and DamagedError for a matrix whose scales are missing or do not fit.
+    for a method that is not supported, and DamagedError for a matrix whose scales are missing or do not fit, or that is
+    there as floats too.
     """
     if "quantization_config" not in config:
         return dict(tensors)
@@ -65,6 +66,8 @@ def _joined(
         stem = name.removesuffix(scales)
         packed = found.pop(stem + values, None)
         whole = packed and join(packed, found.pop(name))
+        if packed and stem + ours in found:
+            raise DamagedError(f"`{stem + ours}` is there twice, packed as `{stem}{values}` too", where=str(where))
         if whole is None:
             raise DamagedError(f"`{stem}{values}` is missing, or does not fit `{name}`", where=str(where))
         found[stem + ours] = whole

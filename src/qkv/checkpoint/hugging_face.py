@@ -38,12 +38,12 @@ def read_folder(folder: Path, *, torch_bin: bool = False) -> Source:
     return Source(
         path=folder,
         config=config,
-        generation=read_object(generation) if generation.is_file() else Published({}, str(generation)),
+        generation=read_object(generation) if generation.exists() else Published({}, str(generation)),
         tensors={_usual_name(name): stored for name, stored in tensors.items()},
         weights=weights,
         tokenizer=tokenizer,
         source_tokenizer=source_tokenizer,
-        preprocessor=read_object(preprocessor) if preprocessor.is_file() else None,
+        preprocessor=read_object(preprocessor) if preprocessor.exists() else None,
     )
 
 

@@ -77,6 +77,8 @@ def half_split_rows(count: int, heads: int) -> Tensor:
 
 def read_json(path: Path) -> Any:
     """A small JSON file. Raises NotFoundError, or DamagedError for what is none, endless, or says a thing twice."""
+    if path.is_dir():
+        raise DamagedError(f"{path.name} is a folder, and a file is expected", where=str(path))
     if not path.is_file():
         raise NotFoundError(f"{path.name} is missing", where=str(path.parent))
     try:

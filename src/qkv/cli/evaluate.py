@@ -47,6 +47,20 @@ _ONLY_FOR = {
     "lowercase": ("translation", "captioning"),
 }
 """Option -> the tasks that know it."""
+_TEXT = "plain text, or JSONL with a text on each line"
+_TABLES = {
+    "patches": "a table (TSV, CSV or JSONL) that names the images, or a folder of them for each text or label",
+    "log-mel": "a table (TSV, CSV or JSONL) that names the recordings, or a folder of them for each text or label",
+}
+_TAKES = {
+    "language-model": _TEXT,
+    "prefix": _TEXT,
+    "masked": _TEXT,
+    "translation": "pairs in TSV or JSONL",
+    "pronunciation": "words and their pronunciations in TSV or JSONL",
+    "classification": "texts with a label in TSV, CSV or JSONL",
+}
+"""Task -> the data that a model which reads texts is scored on; `_TABLES`: by input, of one that reads files."""
 _UNITS = {"patches": "images", "log-mel": "recordings"}
 _FILES_READ = 512
 """At a time: what becomes of them is held in memory."""
@@ -105,7 +119,7 @@ def evaluate(model: str, task: str, loading: dict[str, Any], as_json: bool, **op
             raise UsageError(f"--{name.replace('_', '-')} is for {known}, and the task is {task}")
     if loaded.tokenizer is None and not (task == "classification" and _reads_files(loaded.config.model)):
         raise UsageError("the model has no tokenizer, and without one no text can be scored", where=model)
-    with _own_hints():
+    with _own_hints(_TABLES.get(_first_input(loaded.config.model)) or _TAKES[task]):
         figures, lines = _SCORE[task](loaded, {**options, "as_json": as_json})
     if as_json:
         print_json({name: None if value == math.inf else value for name, value in figures.items()})
@@ -114,11 +128,17 @@ def evaluate(model: str, task: str, loading: dict[str, Any], as_json: bool, **op
 
 
 def _task_for(config: ModelConfig, task: str) -> str:
-    """`task`, or for `auto` what such a model is for."""
+    """`task`, or for `auto` what such a model is for. Raises UsageError for one that does something else, or nothing
+    that is judged here."""
     kind = config.head.kind if config.head else "none"
     usual = {"decoder": "language-model", "encoder": "masked", "encoder-decoder": "translation"}[config.family]
     if kind == "classifier":
         usual = "classification"
+    elif config.head is None or not config.head.predicts_tokens:
+        raise UsageError(
+            f"a model with a head of kind {kind} predicts neither tokens nor classes, so no task here judges it",
+            hint="qkv embed, which writes its vectors",
+        )
     elif config.family == "encoder-decoder":
         usual = {"patches": "captioning", "log-mel": "transcription"}.get(_first_input(config), usual)
     elif config.prefix:
@@ -143,10 +163,15 @@ def _reads_files(config: ModelConfig) -> bool:
 
 
 @contextmanager
-def _own_hints() -> Iterator[None]:
-    """Hints in the words of this command, which takes no keys of a configuration."""
+def _own_hints(taken: str) -> Iterator[None]:
+    """Hints in the words of this command, which takes no keys of a configuration. taken: the data that it scores."""
+    from qkv.tokenizer.text import NotTextError
+
     try:
         yield
+    except NotTextError as error:
+        error.hint = taken
+        raise
     except QkvError as error:
         hint = (error.hint or "").replace("data.bad_bytes=", "--bad-bytes ")
         error.hint = None if hint.startswith("data.") else hint or None
@@ -203,12 +228,17 @@ def _translation(model: Model, options: Options) -> Scored:
     examples, found, told = (_written if _reads_files(model.config.model) else _translated)(model, options)
     scores = pair_scores(examples, found, tokenize=tokenize, lowercase=options["lowercase"])
     repeated = scores.sentences - told["sources"]
+    short = "" if scores.four_grams else "  (none of the texts written has four words, so it is 0)"
+    measures = {
+        "bleu": f"{'BLEU':<22}{scores.bleu:.2f}{short}  {scores.signature}",
+        "chrf": f"{'chrF':<22}{scores.chrf:.2f}  {scores.chrf_signature}",
+        "exact-match": f"{'exact match':<22}{scores.exact_match:.2%}",
+        "word-error-rate": f"{'word error rate':<22}{scores.word_error_rate:.2%}",
+        "character-error-rate": f"{'character error rate':<22}{scores.character_error_rate:.2%}",
+    }
+    own = getattr(model.config.objective, "measure", "bleu")  # by which training judged the model
     return {**asdict(scores), **told}, [
-        f"{'BLEU':<22}{scores.bleu:.2f}  {scores.signature}",
-        f"{'chrF':<22}{scores.chrf:.2f}  {scores.chrf_signature}",
-        f"{'exact match':<22}{scores.exact_match:.2%}",
-        f"{'word error rate':<22}{scores.word_error_rate:.2%}",
-        f"{'character error rate':<22}{scores.character_error_rate:.2%}",
+        *sorted(measures.values(), key=lambda line: line != measures[own]),
         f"{'sentences':<22}{scores.sentences:,}" + (f", {repeated:,} of them repeat a source" if repeated else ""),
         *_how(told),
     ]

@@ -42,21 +42,24 @@ def runs() -> None:
 
 
 @click.command("list")
-@click.argument("folder", type=click.Path(path_type=Path), default="runs", metavar="[DIR]")
+@click.argument("folder", type=click.Path(path_type=Path), required=False, metavar="[DIR]")
 @json_option
-def list_(folder: Path, as_json: bool) -> None:
+def list_(folder: Path | None, as_json: bool) -> None:
     """List the runs in DIR (default: runs), oldest first: steps, losses, and how each ended.
 
     The newest is marked with *. Damaged files are named, and the list goes on.
     """
     from qkv.evaluate.runs import list_runs
 
-    found = list_runs(folder)
+    usual = Path("runs")
+    # who names no folder and has trained nothing yet has made no mistake
+    found = list_runs(folder or usual) if folder or usual.exists() else []
     if as_json:
         print_json({"runs": [asdict(run) for run in found]})
         return
     if not found:
-        click.echo(f"no runs in {folder}", err=True)
+        hint = "" if folder else " yet\n  try `qkv train`, which makes them there, or `qkv runs DIR` for another folder"
+        click.echo(f"no runs in {folder or usual}{hint}", err=True)
         return
     width = max(len(run.name) for run in found)
     click.echo(f"  {'run':<{width}}  {'step':>13}  {'loss':>8}  {'best val':>8}  state")
@@ -91,8 +94,11 @@ def diff(first: Path, second: Path, as_json: bool) -> None:
         same = "the same" if prints[0] == prints[1] else "not the same"
         click.echo(f"\ndata: {same} ({', '.join(str(one)[:12] for one in prints)})")
     for key, rows in found.metrics.items():
-        click.echo(f"\n{f'{key} at step':<24}{'A':>14}{'B':>14}{'B - A':>14}")
-        for step, one, other in _some(rows):
+        shown = _some(rows)
+        some = "" if len(shown) == len(rows) else f", {len(shown)} of them shown"
+        click.echo(f"\n{key}: {'1 step' if len(rows) == 1 else f'{len(rows):,} steps'} that both logged{some}")
+        click.echo(f"{'at step':>24}{'A':>14}{'B':>14}{'B - A':>14}")
+        for step, one, other in shown:
             click.echo(f"{step:>24,}{one:>14.6g}{other:>14.6g}{other - one:>+14.4g}")
     if not found.metrics:
         click.echo("\nmetrics: no step was logged by both")

@@ -221,7 +221,7 @@ def _csv_records(path: Path, data: DataConfig, keys: Mapping[str, str]) -> Itera
 
 
 def _table(path: Path, rows: Iterator[tuple[Sequence[str], int]], keys: Mapping[str, str]) -> Iterator[Record]:
-    """Rows under their header."""
+    """Rows under their header, at least one."""
     header, first = next(rows, ((), 0))
     if not header:
         raise QkvError("the file is empty", where=str(path), hint="a first line that names the columns, and records")
@@ -235,12 +235,15 @@ def _table(path: Path, rows: Iterator[tuple[Sequence[str], int]], keys: Mapping[
             )
         if names.count(key) > 1:
             raise QkvError(f"the header names several columns `{key}`", where=f"{path}:{first}")
+    number = first
     for row, number in rows:
         if len(row) != len(names):
             raise QkvError(
                 f"the header names {len(names)} columns, and this record has {len(row)}", where=f"{path}:{number}"
             )
         yield Record(dict(zip(names, row, strict=True)), f"{path}:{number}")
+    if number == first:
+        raise QkvError("the table holds no example: nothing follows its header", where=f"{path}:{first}")
 
 
 def _suffix(path: Path) -> str:

@@ -90,8 +90,8 @@ def tokenizer_for(config: Config, cache_dir: str | Path, side: Side | None = Non
     very pieces that training tokenises (`read_pieces`), documents that are held out for validation by a fraction
     included. For the objective `span` it also gets sentinels. Bytes need no training.
 
-    Raises ConfigError when there is nothing to train on, and what `Tokenizer.load`, `Tokenizer.train` and `read_pieces`
-    raise.
+    Raises ConfigError when there is nothing to train on, QkvError where the files hold no text, and what
+    `Tokenizer.load`, `Tokenizer.train` and `read_pieces` raise.
     """
     wanted, texts, vocab_size = config.tokenizer, _TrainingTexts(config.data, None), config.model.vocab_size
     if wanted.source is not None and wanted.target is not None:
@@ -120,6 +120,8 @@ def tokenizer_for(config: Config, cache_dir: str | Path, side: Side | None = Non
             shutil.rmtree(folder, ignore_errors=True)
     if isinstance(config.data, ParallelDataConfig):
         check_sides(config.data, "train")  # before anything is learnt
+    if next(iter(texts), None) is None:
+        raise QkvError("the training data hold no text to train a tokenizer on", where=", ".join(texts.files))
     tokenizer = Tokenizer.train(texts, kind=wanted.kind, vocab_size=vocab_size, sentinels=sentinels)
     _keep(tokenizer, folder)
     return tokenizer

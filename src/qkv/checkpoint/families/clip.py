@@ -16,7 +16,7 @@ from qkv.checkpoint.families.llama import attention_of, feed_forward_of
 from qkv.checkpoint.mapping import Rule
 from qkv.checkpoint.published import Published, called, expect
 from qkv.checkpoint.source import Source
-from qkv.config.errors import UsageError
+from qkv.config.errors import NotFoundError, UsageError
 from qkv.config.model import ModelConfig
 from qkv.config.parts import EmbeddingHeadConfig, LayerNormConfig
 
@@ -34,12 +34,16 @@ WIDTH = 512
 
 
 def one_side(source: Source, side: str | None) -> Source:
-    """That of the two models in a folder, as it is published alone. Raises UsageError where none is chosen."""
+    """That of the two models in a folder, as it is published alone. Raises UsageError where none is chosen, and
+    NotFoundError for one without tensors."""
+    there = [name for name, (_, starts, _) in SIDES.items() if any(key.startswith(starts) for key in source.tensors)]
+    which = " or ".join(f"{source.path}#{name}" for name in there) or None
     if side not in SIDES:
-        raise UsageError(
-            "the folder holds two models, of texts and of images",
-            where=str(source.path),
-            hint=" or ".join(f"{source.path}#{name}" for name in SIDES),
+        raise UsageError("the folder is of two models, of texts and of images", where=str(source.path), hint=which)
+    if side not in there:
+        names = " or ".join(f"`{start}*`" for start in SIDES[side][1])
+        raise NotFoundError(
+            f"the model of {side}s is missing: no tensor is called {names}", where=str(source.weights), hint=which
         )
     source.config.only("architectures", ["CLIPModel"])
     kind, _, architecture = SIDES[side]

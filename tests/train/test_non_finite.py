@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 from qkv.config.run import Config
 from qkv.data import BatchLoader, prepare
 from qkv.data.places import places
+from qkv.data.prefetch import Prefetched
 from qkv.data.rows import Batch
 from qkv.data.tokenizers import has_texts, tokenizer_for
 from qkv.train import loop
@@ -137,15 +138,15 @@ def test_a_stage_of_a_ramp_ends_when_its_steps_have_been_taken(monkeypatch: pyte
     origin = second_batch(config(*changes))
     rows: list[int] = []
     poison(monkeypatch, origin, "loss")
-    take = BatchLoader.__next__
+    take = Prefetched.__next__
 
-    def watched(self: BatchLoader) -> list[Batch]:
+    def watched(self: Prefetched) -> list[Batch]:
         batches = take(self)
         rows.append(sum(len(batch.inputs) for batch in batches))
         return batches
 
     with monkeypatch.context() as patch:
-        patch.setattr(BatchLoader, "__next__", watched)
+        patch.setattr(Prefetched, "__next__", watched)
         train("whole", *changes)
     assert [line["step"] for line in metrics("whole") if "skipped" in line] == [2]
     assert rows == [1, 1, 1, 3, 3, 8, 8]

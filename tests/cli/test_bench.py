@@ -53,6 +53,7 @@ def test_sizes_that_the_data_would_decide_are_assumed_and_said(capsys) -> None:
     code, out, err = run(capsys, "bench", "train", *arguments)
     assert code == 0, err
     assert "model.head.num_classes=2: the data decide" in out
+    assert " (1 step)\n" in out  # which has no median
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import sacrebleu
@@ -31,11 +33,11 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, st
     return int(stop.value.code or 0), out, err
 
 
-def make_model(folder: Path, *overrides: str, tokenizer: Tokenizer | None) -> Path:
+def make_model(folder: Path, *overrides: str, tokenizer: Tokenizer | None, state: dict[str, Any] | None = None) -> Path:
     small = ("model.d_model=16", "model.num_layers=1", "model.max_seq_len=32", "model.vocab_size=300")
     config = Config.load("decoder-tiny", *small, "model.feed_forward.d_ff=24", *overrides)
     network = Transformer(config.model, generator=torch.Generator().manual_seed(0))
-    save_checkpoint(folder, network, config, tokenizer)
+    save_checkpoint(folder, network, config, tokenizer, state=state)
     return folder
 
 
@@ -67,6 +69,26 @@ def test_the_same_figures_are_told_to_people(model, text, capsys) -> None:
     assert code == 0
     for name in ("loss", "perplexity", "bits_per_byte"):
         assert f"{figures[name]:.4f}" in out
+    assert f"tokens          {figures['tokens']}\nbytes of text   {figures['bytes']}\n" in out
+
+
+def test_of_a_run_the_checkpoint_that_is_read_is_told_and_why(tmp_path, text, capsys) -> None:
+    tokenizer = Tokenizer.train([], kind="byte")
+    folders = [tmp_path / "run/checkpoints" / f"step-{number:06d}" for number in (1, 2, 3)]
+    options = ("--data", text, "--max-windows", "1", "--json")
+
+    def told(val_losses: list[float | None]) -> str:
+        shutil.rmtree(tmp_path / "run", ignore_errors=True)
+        for folder, loss in zip(folders, val_losses, strict=False):
+            make_model(folder, tokenizer=tokenizer, state={"val_loss": loss})
+        code, out, err = run(capsys, "eval", tmp_path / "run", *options)
+        assert (code, out.count("\n")) == (0, 1)
+        return err
+
+    assert told([3.0, 2.0, 2.5]) == f"reading {folders[1]}, the best of 3 by validation\n"
+    assert told([None, None]) == f"reading {folders[1]}, the newest of 2, none of which was validated\n"
+    assert told([2.0]) == f"reading {folders[0]}, the only one\n"
+    assert run(capsys, "eval", folders[0], *options)[2] == ""
 
 
 def test_the_batch_size_does_not_change_the_figures_and_the_stride_does(model, text, capsys) -> None:

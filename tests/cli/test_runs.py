@@ -43,6 +43,7 @@ def test_runs_lists_every_run_and_marks_the_newest(runs, capsys) -> None:
     }
     assert [name for name, row in found.items() if row["newest"]] == ["interrupted"]
     assert (found["complete"]["loss"], found["complete"]["best_val_loss"]) == (2.25, 2.5)
+    assert (found["complete"]["best_val_step"], found["damaged"]["best_val_step"]) == (2, None)
     assert (found["interrupted"]["step"], found["interrupted"]["steps"]) == (2, 9)
 
 
@@ -50,7 +51,7 @@ def test_people_see_the_same_and_which_file_is_damaged(runs, capsys) -> None:
     code, out, err = run(capsys, "runs", runs)
     assert code == 0
     (newest,) = [line for line in out.splitlines() if line.startswith("*")]
-    assert newest.split()[1:] == ["interrupted", "2/9", "2.2500", "2.5000", "interrupted"]
+    assert newest.split()[1:] == ["interrupted", "2/9", "2.2500", "2.5000", "at", "2", "interrupted"]
     assert str(Path("damaged")) in err
     assert "metrics.jsonl:1" in err
 
@@ -73,8 +74,8 @@ def test_who_has_trained_nothing_yet_is_told_how_to(tmp_path, monkeypatch, capsy
 
 def test_of_many_common_steps_some_are_shown_and_all_counted(runs, capsys) -> None:
     lines = "".join(json.dumps({"step": step, "loss": 1 / step}) + "\n" for step in range(1, 1201))
-    for name in ("complete", "interrupted"):
-        (runs / name / "metrics.jsonl").write_text(lines, encoding="utf-8")
+    (runs / "complete/metrics.jsonl").write_text(lines, encoding="utf-8")
+    (runs / "interrupted/metrics.jsonl").write_text(lines.replace("1.0}", "2.0}"), encoding="utf-8")
     out = run(capsys, "runs", "diff", runs / "complete", runs / "interrupted")[1]
     assert "loss: 1,200 steps that both logged, 8 of them shown\n" in out
     rows = out.partition("at step")[2].splitlines()[1:]
@@ -86,13 +87,27 @@ def test_two_runs_are_compared(runs, capsys) -> None:
     assert code == 0
     assert "train.steps  2 -> 9\n" in out
     assert "data: unknown" in out
-    assert "loss: 2 steps that both logged\n" in out
-    assert "val_loss: 1 step that both logged\n" in out
+    assert "\nloss: the same at all 2 steps that both logged\n" in out
+    assert "val_loss: the same at the one step that both logged\n" in out
+    assert "B - A" not in out
     assert err.count("env.json is missing") == 2
     code, out, _ = run(capsys, "runs", "diff", runs / "complete", runs / "interrupted", "--json")
     found = json.loads(out)
     assert found["config"] == [{"key": "train.steps", "first": 2, "second": 9}]
     assert [row["step"] for row in found["metrics"]["loss"]] == [1, 2]
+
+
+def test_metrics_without_a_common_step_are_named(runs, capsys) -> None:
+    lines = '{"step": 1, "loss": 3.5}\n{"step": 1, "val_loss": 2.5}\n{"step": 4, "val_loss": 2.0, "mtp_loss": 1}\n'
+    (runs / "interrupted/metrics.jsonl").write_text(lines, encoding="utf-8")
+    pair = runs / "complete", runs / "interrupted"
+    out = run(capsys, "runs", "diff", *pair)[1]
+    assert "\nval_loss: 1 step of A, 2 steps of B, none in common\n" in out
+    assert "\nmtp_loss: 0 steps of A, 1 step of B, none in common\n" in out
+    assert json.loads(run(capsys, "runs", "diff", *pair, "--json")[1])["metrics"]["val_loss"] == []
+    for one in pair:
+        (one / "metrics.jsonl").write_text("", encoding="utf-8")
+    assert run(capsys, "runs", "diff", *pair)[1].endswith("\nmetrics: neither has any\n")
 
 
 def test_a_report_is_written_for_a_run_that_is_broken(runs, capsys) -> None:

@@ -351,7 +351,7 @@ def test_a_step_that_was_passed_over_does_not_count_in_its_stage(make_corpus: An
 def test_a_step_that_holds_the_data_many_times_over_is_refused(
     make_corpus: Any, tokenizer: Any, options: dict[str, Any], key: str
 ) -> None:
-    said = r"a step of 1,000,000,000,000 tokens holds the 80 training tokens 12,500,000,000 times over"
+    said = r"a step of 1,000,000,000,000 tokens would hold the 80 to train on 12,500,000,000 times over"
     with pytest.raises(ConfigError, match=said) as caught:
         loader(make_corpus(range(81)), tokenizer, **options)
     assert caught.value.where == key

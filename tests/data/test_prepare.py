@@ -228,7 +228,7 @@ def test_free_space_is_checked_before_anything_is_written(
 ) -> None:
     tokenizer = make_tokenizer()
     monkeypatch.setattr(module.shutil, "disk_usage", lambda path: SimpleNamespace(free=0))
-    with pytest.raises(QkvError, match="MB are needed"):
+    with pytest.raises(QkvError, match="are needed for the data, 0 bytes are free"):
         prepare(corpus.config, tokenizer, corpus.cache)
     assert tokenizer.calls == 0
 

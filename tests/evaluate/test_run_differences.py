@@ -67,6 +67,18 @@ def test_another_kind_has_keys_that_the_first_lacks() -> None:
     assert found["model.position.theta"] == ("10000.0", "(none)")
 
 
+def test_a_new_item_of_a_list_is_told_without_its_nulls() -> None:
+    ramp = "train.ramp=[{steps: 5, batch_tokens: 8}%s]"
+    first = {"train.ramp.0.steps": ("(none)", "5"), "train.ramp.0.batch_tokens": ("(none)", "8")}
+    second = {"train.ramp.1.steps": ("(none)", "6"), "train.ramp.1.max_seq_len": ("(none)", "64")}
+    more = ramp % ", {steps: 6, max_seq_len: 64}"
+    assert differences("decoder-tiny", ramp % "") == first
+    assert differences("decoder-tiny", more, base=(ramp % "",)) == second
+    assert differences("decoder-tiny", ramp % "", base=(more,)) == {key: two[::-1] for key, two in second.items()}
+    null = differences("decoder-tiny", "train.ramp=[{steps: 5, max_seq_len: 8}]", base=(ramp % "",))
+    assert null == {"train.ramp.0.max_seq_len": ("null", "8"), "train.ramp.0.batch_tokens": ("8", "null")}
+
+
 def test_runs_are_compared_by_what_they_share(tmp_path) -> None:
     config = "train: {steps: 9, seed: %d}\n"
     packages = [{"torch": version} for version in ("1", "2")]

@@ -24,7 +24,8 @@ def make_run(path: Path, *, steps: int = 4, taken: int = 4, began: int = 1000) -
 
 def test_a_run_is_summarised(tmp_path) -> None:
     run = summarise_run(make_run(tmp_path / "a"))
-    assert (run.name, run.step, run.steps, run.loss, run.best_val_loss) == ("a", 4, 4, 1.0, 0.5)
+    assert (run.name, run.step, run.steps, run.loss) == ("a", 4, 4, 1.0)
+    assert (run.best_val_loss, run.best_val_step) == (0.5, 3)  # and 4: the first of them
     assert (run.state, run.problems) == ("complete", [])
 
 

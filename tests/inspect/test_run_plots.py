@@ -123,6 +123,25 @@ def test_every_curve_has_its_unit_and_logarithmic_axes_on_request(tmp_path, kind
     assert plot_runs([run], kind).get_xscale() == "linear"
 
 
+def test_logarithmic_axes_are_labelled_with_plain_numbers(tmp_path) -> None:
+    run = make_run(tmp_path / "a", [{"step": step, "loss": 0.002 * step} for step in (1, 30, 100_000)])
+    axes = plot_runs([run], log_x=True, log_y=True)
+    save_plot(axes, tmp_path / "a.svg")
+    ticks = [[label.get_text() for label in axis.get_ticklabels()] for axis in (axes.xaxis, axes.yaxis)]
+    assert {"1", "10", "100", "1000", "10000", "100000"} <= set(ticks[0])
+    assert {"0.01", "0.1", "1", "10", "100"} <= set(ticks[1])
+    drawn = (tmp_path / "a.svg").read_text(encoding="utf-8")
+    assert ">1000<" in drawn
+    assert "mathdefault" not in drawn
+
+
+def test_less_than_a_decade_has_labels_between(tmp_path) -> None:
+    axes = plot_runs([make_run(tmp_path / "a", RECORDS)], log_y=True)
+    save_plot(axes, tmp_path / "a.svg")
+    labels = [label.get_text() for label in axes.yaxis.get_minorticklabels()]
+    assert {"2", "3"} <= set(labels)
+
+
 def test_curves_leave_pyplot_alone_and_are_drawn_on_given_axes(tmp_path) -> None:
     run, before, mine = make_run(tmp_path / "a", RECORDS), dict(plt.rcParams), Figure().add_subplot()
     assert plot_runs([run], axes=mine) is mine

@@ -20,6 +20,7 @@ from qkv.data.places import places
 from qkv.data.prefetch import Prefetched
 from qkv.data.rows import Batch
 from qkv.data.tokenizers import has_texts, tokenizer_for
+from qkv.evaluate.runs import summarise_run
 from qkv.train import loop
 from qkv.train.loop import NonFiniteError, Trainer, fit
 from qkv.train.resume import resume
@@ -111,6 +112,10 @@ def test_over_the_budget_the_run_stops_with_the_step_and_the_place(monkeypatch: 
     assert stop.value.exit_code == 1
     assert "the last checkpoint is intact" in str(stop.value.hint)
     assert steps_of("run") == ["step-000001"]
+    assert metrics("run")[-1] == {"step": 2, "failed": "the loss is nan at step 2"}
+    summary = summarise_run(Path("run"))
+    assert (summary.state, summary.step) == ("failed", 1)
+    assert "\nThe run stopped: the loss is nan at step 2.\n" in Path("run/report.md").read_text()
     assert not any("skipped" in line for line in metrics("run"))
     with pytest.raises(NonFiniteError, match="the last checkpoint is intact"):  # going on meets the same batch
         resume("run")

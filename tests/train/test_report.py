@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import signal
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from qkv.train.loop import Interrupted, NonFiniteError, fit
 from qkv.train.report import write_report
 from qkv.train.resume import resume
 
-from .small import config, step, train
+from .small import config, metrics, step, train
 from .test_resume import interrupting
 
 DIVERGING = ("train.optimizer.lr=1e30", "train.clip=null", "data.validation=0", "train.skip_non_finite=0")
@@ -28,7 +29,7 @@ def test_a_report_tells_the_run() -> None:
     page = (run / "report.md").read_text(encoding="utf-8")
     told = json.loads((run / "env.json").read_text(encoding="utf-8"))
     assert page.startswith("# run\n\n- all of 4 steps\n- training loss ")
-    assert "- learning rate 0.001 at most, 0.0001 at the end\n" in page
+    assert "- learning rate 0.001 at most, 0.0001 at step 4\n" in page
     assert "| `model.d_model` | `128` | `32` |\n" in page
     assert "layers." not in page
     assert f"- {told['training']['parameters']:,} parameters\n" in page
@@ -70,11 +71,19 @@ def test_a_run_that_stopped_early_has_a_report(taken: int) -> None:
     assert ("training loss" in page) == bool(taken)
 
 
+def test_the_further_losses_of_training_are_told_beside_its_own() -> None:
+    run = train("run", "model.mtp.depth=1", "train.steps=2", "train.eval_every=1")
+    first, last = (record["mtp_loss"] for record in metrics(run) if "mtp_loss" in record)
+    told = f"  - mtp loss, which training adds to it: {first:.4f} at step 1, {last:.4f} at step 2\n"
+    assert told in (run / "report.md").read_text(encoding="utf-8")
+
+
 def test_an_interrupted_run_has_its_report() -> None:
     with pytest.raises(Interrupted):
         fit(config(), run_dir="run", listener=interrupting(3))
     page = Path("run/report.md").read_text(encoding="utf-8")
     assert "- 3 of 4 steps so far\n" in page
+    assert re.search(r"^- learning rate 0.001 at most, 0.\d+ at step 3$", page, re.MULTILINE)
     assert "- best: `step-000003`\n" in page
     resume("run")
     assert "- all of 4 steps\n" in Path("run/report.md").read_text(encoding="utf-8")

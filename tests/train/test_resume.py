@@ -14,8 +14,8 @@ import torch
 
 from qkv.checkpoint import store
 from qkv.checkpoint.lock import locked
-from qkv.checkpoint.store import load_checkpoint
-from qkv.config.errors import ConfigError, ConflictError, NotFoundError, QkvError, UsageError
+from qkv.checkpoint.store import find_checkpoint, load_checkpoint
+from qkv.config.errors import ConfigError, ConflictError, DamagedError, NotFoundError, QkvError, UsageError
 from qkv.nn.transformer import Transformer
 from qkv.train.loop import Interrupted, fit
 from qkv.train.resume import resume
@@ -187,10 +187,67 @@ def test_a_finished_run_says_how_to_take_more_steps() -> None:
     before = metrics("run")
     with pytest.raises(UsageError, match=r"taken all its 4 steps[\s\S]*train\.steps=N"):
         resume("run")
-    with pytest.raises(UsageError, match="taken all its 4 steps"):
+    with pytest.raises(UsageError, match="the run is at step 4 already"):
         resume("run", steps=3)
     assert metrics("run") == before
     assert steps_of("run") == ["step-000004"]
+
+
+def test_the_configuration_of_a_run_says_what_is_trained_and_is_not_changed_by_hand() -> None:
+    train("run", "train.steps=2")
+    resume("run", steps=4, skip_non_finite=7)
+    path = Path("run/config.yaml")
+    assert path.read_text() == (step("run", 4) / "config.yaml").read_text()
+    kept = path.read_text()
+    path.write_text(kept.replace("clip: 1.0", "clip: 0.5"))
+    assert path.read_text() != kept
+    with pytest.raises(ConflictError, match=r"configuration was changed, .*: train\.clip\n  at .*run/config\.yaml"):
+        resume("run", steps=6)
+    assert steps_of("run") == ["step-000002", "step-000004"]
+    path.unlink()
+    resume("run", steps=6)
+    assert path.read_text() == kept.replace("steps: 4", "steps: 6")
+
+
+def test_what_a_run_goes_on_without_is_told() -> None:
+    train("run", "train.save_every=2")
+    (step("run", 4) / "state.json").unlink()
+    lines = Path("run/metrics.jsonl").read_text().splitlines()
+    Path("run/metrics.jsonl").write_text("\n".join([lines[0], "junk", *lines[1:]]) + "\n")
+    told: list[dict[str, Any]] = []
+    resume("run", listener=told.append)
+    notes = [event["text"] for event in told if event["event"] == "note"]
+    assert "going on from step 2" in notes
+    assert "step-000004 has no state.json and is no checkpoint" in notes
+    assert "lines of metrics.jsonl that could not be read and were dropped: 1" in notes
+    assert steps_of("run") == ["step-000002", "step-000004"]
+
+
+def test_a_run_that_ended_before_its_first_checkpoint_is_not_sent_in_circles() -> None:
+    train("run")
+    shutil.rmtree(step("run", 4))
+    with pytest.raises(NotFoundError, match=r"ended before its first checkpoint[\s\S]*removing it"):
+        resume("run")
+    with pytest.raises(ConflictError, match="whose run has no checkpoint to go on from"):
+        train("run")
+
+
+def test_a_checkpoint_without_its_state_is_named() -> None:
+    train("run")
+    (step("run", 4) / "state.json").unlink()
+    for place in ("run", step("run", 4)):
+        with pytest.raises(DamagedError, match=r"state\.json is missing\n  at .*step-000004"):
+            find_checkpoint(Path(place))
+
+
+def test_the_second_ctrl_c_names_the_checkpoint_to_go_on_from() -> None:
+    def listen(event: dict[str, Any]) -> None:
+        if event["event"] == "train" and event["step"] == 3:
+            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(Interrupted, match=r"^interrupted; the newest checkpoint is step-000002; go on with: .* run$"):
+        fit(config("train.save_every=2", "train.log_every=1"), run_dir="run", listener=listen)
 
 
 def test_steps_that_the_schedule_does_not_allow_are_refused_before_anything_is_saved() -> None:
@@ -341,7 +398,7 @@ def test_resuming_prints_the_loss_of_one_fixed_batch_beside_the_saved_one() -> N
     notes: list[str] = []
     resume("run", listener=lambda event: notes.append(event["text"]) if event["event"] == "note" else None)
     told = json.loads((step("run", 2) / "state.json").read_text())["probe_loss"]
-    assert notes == [f"loss on the fixed batch: {told:.6f} when saved, {told:.6f} now"]
+    assert notes == [f"loss on the fixed batch: {told:.6f} when saved, {told:.6f} now", "going on from step 2"]
 
 
 def test_a_model_that_is_not_the_one_that_was_saved_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -121,7 +121,7 @@ def test_a_warm_up_in_tokens_counts_the_smaller_steps_of_a_ramp(tokens: int, ste
 
 
 def test_a_warm_up_in_tokens_longer_than_the_run_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"the peak would come at step 6 of 5"):
+    with pytest.raises(ConfigError, match=r"the warm-up takes 6 steps, and the run has 5"):
         config("train.steps=5", "train.schedule={warmup: 641, warmup_unit: tokens}")
 
 

@@ -203,7 +203,7 @@ def _earlier(folder: Path) -> str:
         return f"removing this checkpoint: the run has later ones, up to {found[-1]}"
     if not before:
         return "an earlier checkpoint"
-    return f"{before[-1]}; the run goes on from there once this one is removed"
+    return f"removing {folder.name}: the run then goes on from {before[-1]}"
 
 
 def checkpoints_of(run: Path) -> list[Path]:
@@ -217,18 +217,32 @@ def best_of(checkpoints: list[Path]) -> Path:
     """The checkpoint that validation found best: by the task's own measure where it has one, else by the loss; the
     newest where none was validated."""
 
-    def rank(path: Path) -> tuple[float, int]:
-        state = read_state(path, verify=False)
-        measure = state.get("measure")
-        told = measure if isinstance(measure, dict) else {"value": state.get("val_loss")}
-        value = told.get("value")
-        if not isinstance(value, int | float) or not math.isfinite(value):
-            value = math.inf
-        elif told.get("higher_is_better"):
-            value = -value
-        return (value, -checkpoints.index(path))
+    return min(checkpoints, key=lambda path: (_badness(path), -checkpoints.index(path)))
 
-    return min(checkpoints, key=rank)
+
+def _badness(checkpoint: Path) -> float:
+    """What validation made of a checkpoint, lower for a better one; infinite where it was not validated."""
+    state = read_state(checkpoint, verify=False)
+    measure = state.get("measure")
+    told = measure if isinstance(measure, dict) else {"value": state.get("val_loss")}
+    value = told.get("value")
+    if not isinstance(value, int | float) or not math.isfinite(value):
+        return math.inf
+    return -value if told.get("higher_is_better") else value
+
+
+def told_choice(path: Path) -> str | None:
+    """Which checkpoint `find_checkpoint` takes of a run folder, and why, for people; None where it has no choice."""
+    checkpoints = [] if (path / "state.json").is_file() else checkpoints_of(path)
+    if not checkpoints:
+        return None
+    best = best_of(checkpoints)
+    why = f"the best of {len(checkpoints)} by validation"
+    if len(checkpoints) == 1:
+        why = "the only one"
+    elif math.isinf(_badness(best)):
+        why = f"the newest of {len(checkpoints)}, none of which was validated"
+    return f"{best}, {why}"
 
 
 def find_checkpoint(path: Path, *, newest: bool = False) -> Path:
@@ -244,6 +258,13 @@ def find_checkpoint(path: Path, *, newest: bool = False) -> Path:
         )
     checkpoints = checkpoints_of(path)
     if not checkpoints:
+        for folder in (path, *sorted((path / "checkpoints").glob("step-*"))):
+            if (folder / "config.yaml").is_file() and (folder / "model.safetensors").is_file():
+                raise DamagedError("the checkpoint's state.json is missing", where=str(folder), hint="a copy of it")
+        if (path / "config.yaml").is_file() and (path / "checkpoints").is_dir():
+            raise NotFoundError(
+                "the run ended before its first checkpoint", where=str(path), hint="removing it, and training again"
+            )
         raise NotFoundError(
             "no model is here: neither a checkpoint nor a run with one", where=str(path), hint="`qkv runs` for the list"
         )

@@ -206,7 +206,9 @@ def _known(
 
 def _of(values: Sequence[float], what: str, digits: int = 0) -> str:
     low, high = min(values), max(values)
-    spread = f"median of {len(values)} {what}, {low:,.{digits}f} to {high:,.{digits}f}"
+    spread = f"median of {len(values)} {what}s, {low:,.{digits}f} to {high:,.{digits}f}"
+    if len(values) == 1:
+        spread = f"1 {what}"
     return f"{statistics.median(values):,.{digits}f} ({spread})"
 
 
@@ -214,7 +216,7 @@ def _training_rows(speed: TrainingSpeed) -> list[tuple[str, str]]:
     return [
         ("trained on", "random data of the model's shapes" if speed.made_data else "the data of the configuration"),
         ("computed", "; ".join(speed.compute)),
-        ("tokens/s", _of(speed.tokens_per_second, "steps")),
+        ("tokens/s", _of(speed.tokens_per_second, "step")),
         ("tokens per step", f"{statistics.median(speed.tokens):,.0f}"),
         *_product_rows(speed),
         *_memory_rows(speed),
@@ -226,7 +228,7 @@ def _prefill_rows(speed: PrefillSpeed) -> list[tuple[str, str]]:
     return [
         ("computed", "; ".join(speed.compute)),
         ("read", _rows_of(speed, f"{speed.prompt_tokens:,} tokens")),
-        ("tokens/s", _of(speed.tokens_per_second, "turns")),
+        ("tokens/s", _of(speed.tokens_per_second, "turn")),
         *_product_rows(speed),
         *_memory_rows(speed),
     ]
@@ -236,8 +238,8 @@ def _decode_rows(speed: DecodeSpeed) -> list[tuple[str, str]]:
     rows = [
         ("computed", "; ".join(speed.compute)),
         ("written", _rows_of(speed, f"{speed.new_tokens:,} tokens after {speed.prompt_tokens:,}")),
-        ("tokens/s", _of(speed.tokens_per_second, "turns", 1)),
-        ("ms per token", _of(speed.milliseconds_per_token, "turns", 2)),
+        ("tokens/s", _of(speed.tokens_per_second, "turn", 1)),
+        ("ms per token", _of(speed.milliseconds_per_token, "turn", 2)),
     ]
     if speed.weight_bytes is not None and speed.cache_bytes is not None and speed.bytes_per_second is not None:
         parts = f"{speed.weight_bytes / 1e6:,.1f} of weights, {speed.cache_bytes / 1e6:,.1f} of the cache"
@@ -245,12 +247,17 @@ def _decode_rows(speed: DecodeSpeed) -> list[tuple[str, str]]:
         rows.append(("GB/s", f"{speed.bytes_per_second / 1e9:,.2f}"))
     if speed.memory_rate is not None:
         rows.append(("memory rate, GB/s", f"{speed.memory_rate / 1e9:,.2f}: reading as many bytes, and nothing else"))
-        rows.append(("ratio", f"{speed.ratio:.2f}"))
+        rows.append(("ratio", _ratio(speed.ratio)))
     return rows + _memory_rows(speed)
 
 
 def _rows_of(speed: Speed, tokens: str) -> str:
     return f"{tokens} in {speed.batch_size:,} row{'' if speed.batch_size == 1 else 's'}"
+
+
+def _ratio(ratio: float | None) -> str:
+    beyond = ratio is not None and ratio > 1.1
+    return f"{ratio:.2f}{': beyond the limit, which other work must have lowered; measure again' if beyond else ''}"
 
 
 def _product_rows(speed: TrainingSpeed | PrefillSpeed) -> list[tuple[str, str]]:
@@ -259,7 +266,7 @@ def _product_rows(speed: TrainingSpeed | PrefillSpeed) -> list[tuple[str, str]]:
         rows.append(("GFLOP/s", f"{speed.flops_per_second / 1e9:,.1f}"))
     if speed.matrix_rate is not None:
         rows.append(("matrix rate, GFLOP/s", f"{speed.matrix_rate / 1e9:,.1f}: plain products of the same shapes"))
-        rows.append(("ratio", f"{speed.ratio:.2f}"))
+        rows.append(("ratio", _ratio(speed.ratio)))
     return rows
 
 

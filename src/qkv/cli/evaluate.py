@@ -107,9 +107,12 @@ def evaluate(model: str, task: str, loading: dict[str, Any], as_json: bool, **op
     """
     if task not in TASKS:
         raise UsageError(f"the task `{task}` cannot be evaluated", hint=nearest(task, TASKS) or ", ".join(TASKS))
+    from qkv.checkpoint.store import told_choice
     from qkv.model import load
 
     loaded = load(model, **{**loading, "dtype": "fp32" if loading["dtype"] == "auto" else loading["dtype"]})
+    if choice := told_choice(Path(model)):
+        click.echo(f"reading {choice}", err=True)
     task = _task_for(loaded.config.model, task)
     for name, value in options.items():
         tasks = _ONLY_FOR.get(name, TASKS)
@@ -210,7 +213,8 @@ def _text(model: Model, options: Options) -> Scored:
         f"{'loss':<16}{scores.loss:.4f} nats per {'masked token' if masked else 'token'}",
         f"{'perplexity':<16}{scores.perplexity:.4f}",
         f"{'accuracy':<16}{scores.accuracy:.2%} of tokens guessed right",
-        f"{'tokens':<16}{scores.tokens:,}" + (f", {scores.bytes:,} bytes" if scores.bytes else ""),
+        f"{'tokens':<16}{scores.tokens:,}",
+        *([f"{'bytes of text':<16}{scores.bytes:,}"] if scores.bytes else []),
     ]
     if scores.bits_per_byte is not None:
         lines.insert(2, f"{'bits per byte':<16}{scores.bits_per_byte:.4f}")

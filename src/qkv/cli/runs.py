@@ -62,11 +62,12 @@ def list_(folder: Path | None, as_json: bool) -> None:
         click.echo(f"no runs in {folder or usual}{hint}", err=True)
         return
     width = max(len(run.name) for run in found)
-    click.echo(f"  {'run':<{width}}  {'step':>13}  {'loss':>8}  {'best val':>8}  state")
+    click.echo(f"  {'run':<{width}}  {'step':>13}  {'loss':>8}  {'best val at step':>17}  state")
     for run in found:
         step = f"{run.step:,}/{'?' if run.steps is None else f'{run.steps:,}'}"
-        losses = "  ".join(f"{'-' if value is None else f'{value:.4f}':>8}" for value in (run.loss, run.best_val_loss))
-        click.echo(f"{'*' if run.newest else ' '} {run.name:<{width}}  {step:>13}  {losses}  {run.state}")
+        loss = "-" if run.loss is None else f"{run.loss:.4f}"
+        best = "-" if run.best_val_loss is None else f"{run.best_val_loss:.4f} at {run.best_val_step:,}"
+        click.echo(f"{'*' if run.newest else ' '} {run.name:<{width}}  {step:>13}  {loss:>8}  {best:>17}  {run.state}")
     for run in found:
         for problem in run.problems:
             click.echo(f"{run.path}: {problem}", err=True)
@@ -94,14 +95,9 @@ def diff(first: Path, second: Path, as_json: bool) -> None:
         same = "the same" if prints[0] == prints[1] else "not the same"
         click.echo(f"\ndata: {same} ({', '.join(str(one)[:12] for one in prints)})")
     for key, rows in found.metrics.items():
-        shown = _some(rows)
-        some = "" if len(shown) == len(rows) else f", {len(shown)} of them shown"
-        click.echo(f"\n{key}: {'1 step' if len(rows) == 1 else f'{len(rows):,} steps'} that both logged{some}")
-        click.echo(f"{'at step':>24}{'A':>14}{'B':>14}{'B - A':>14}")
-        for step, one, other in shown:
-            click.echo(f"{step:>24,}{one:>14.6g}{other:>14.6g}{other - one:>+14.4g}")
+        _tell_metric(key, rows, [len(run.metrics.series(key)[0]) for run in (found.first, found.second)])
     if not found.metrics:
-        click.echo("\nmetrics: no step was logged by both")
+        click.echo("\nmetrics: neither has any")
     for problem in found.problems:
         click.echo(problem, err=True)
 
@@ -114,6 +110,27 @@ def _tell_differences(what: str, differences: list[Difference] | None) -> None:
     width = max(len(difference.key) for difference in differences)
     for difference in differences:
         click.echo(f"  {difference.key:<{width}}  {difference.shown(0)} -> {difference.shown(1)}")
+
+
+def _tell_metric(key: str, rows: list[tuple[int, float, float]], logged: list[int]) -> None:
+    """A metric at the steps that both runs logged. logged: how many steps either did."""
+    if not rows:
+        click.echo(f"\n{key}: {_steps(logged[0])} of A, {_steps(logged[1])} of B, none in common")
+        return
+    if all(one == other for _, one, other in rows):
+        every = "the one step" if len(rows) == 1 else f"all {_steps(len(rows))}"
+        click.echo(f"\n{key}: the same at {every} that both logged")
+        return
+    shown = _some(rows)
+    some = "" if len(shown) == len(rows) else f", {len(shown)} of them shown"
+    click.echo(f"\n{key}: {_steps(len(rows))} that both logged{some}")
+    click.echo(f"{'at step':>24}{'A':>14}{'B':>14}{'B - A':>14}")
+    for step, one, other in shown:
+        click.echo(f"{step:>24,}{one:>14.6g}{other:>14.6g}{other - one:>+14.4g}")
+
+
+def _steps(count: int) -> str:
+    return "1 step" if count == 1 else f"{count:,} steps"
 
 
 def _some(rows: list[Any]) -> list[Any]:

@@ -108,8 +108,12 @@ def _changes(config: str | None, overrides: tuple[str, ...], run_dir: Path | Non
         raise UsageError("--resume goes on inside its own folder", hint="leaving --run-dir out")
     changes = {}
     for text in [*([config] if config else []), *overrides]:
-        key, _, value = text.partition("=")
-        if key not in _MAY_CHANGE or not value.isdecimal():
+        key, equals, value = text.partition("=")
+        if not equals:
+            raise UsageError("--resume goes on with the run's own configuration", hint=f"leaving `{text}` out")
+        if key in _MAY_CHANGE and not value.isdecimal():
+            raise UsageError(f"`{key}` is a whole number, got `{value}`")
+        if key not in _MAY_CHANGE:
             names = " and ".join(f"{name}=N" for name in _MAY_CHANGE)
             raise UsageError(f"only {names} may change when a run goes on, got `{text}`")
         changes[_MAY_CHANGE[key]] = int(value)

@@ -66,11 +66,12 @@ class BatchLoader:
             if isinstance(rows, WindowRows):
                 _check_windows(rows, data, length)
                 even = _Even(rows.count, length, tokens, micro_batch_tokens, seed)
-                _check_size(even, key)
+                _check_size(even.count * even.length, even.rows_per_step * even.length, key)
                 _check_shares(even.rows_per_step, world_size, length)
                 return _Stage(last, rows, even)
             if not rows.count:
                 raise QkvError("the training data hold nothing to learn from", where="data.train", hint="more text")
+            _check_size(int(rows.costs_N.sum()), tokens, key)
             return _Stage(last, rows, _Bucketed(rows, tokens, micro_batch_tokens, seed))
 
         whole = "train.batch_tokens"
@@ -267,11 +268,10 @@ def _check_windows(rows: WindowRows, data: Dataset, max_seq_len: int) -> None:
     )
 
 
-def _check_size(order: _Even, key: str) -> None:
-    epoch, step = order.count * order.length, order.rows_per_step * order.length
+def _check_size(epoch: int, step: int, key: str) -> None:
     if step > max(_EPOCHS * epoch, _TOKENS):
         raise ConfigError(
-            f"a step of {step:,} tokens holds the {epoch:,} training tokens {step // epoch:,} times over",
+            f"a step of {step:,} tokens would hold the {epoch:,} to train on {step // epoch:,} times over",
             where=key,
             hint=f"{epoch:,}, which is all of them once, or fewer",
         )

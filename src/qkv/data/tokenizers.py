@@ -120,7 +120,7 @@ def tokenizer_for(config: Config, cache_dir: str | Path, side: Side | None = Non
             shutil.rmtree(folder, ignore_errors=True)
     if isinstance(config.data, ParallelDataConfig):
         check_sides(config.data, "train")  # before anything is learnt
-    if next(iter(texts), None) is None:
+    if next(iter(texts), None) is None:  # of the first text no more than its beginning is read
         raise QkvError("the training data hold no text to train a tokenizer on", where=", ".join(texts.files))
     tokenizer = Tokenizer.train(texts, kind=wanted.kind, vocab_size=vocab_size, sentinels=sentinels)
     _keep(tokenizer, folder)

@@ -42,7 +42,7 @@ class Difference:
 class RunDifferences:
     """Two runs side by side. `config`, `environment`: None where one side cannot be read. `data_fingerprints`: None for
     a run that does not say its own. `metrics`: key -> (step, value of the first, value of the second) of the steps that
-    both logged. `problems` names missing and damaged files."""
+    both logged; empty where they have none in common. `problems` names missing and damaged files."""
 
     first: RunRecords
     second: RunRecords
@@ -86,9 +86,12 @@ def config_differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> l
     """How two resolved configurations differ, key by key.
 
     A difference in a shared key, which every stack and layer repeats, is told once; one that all layers have under the
-    key `layers.*`. Layers that only one side has are not told: `num_layers` differs.
+    key `layers.*`. Layers that only one side has are not told: `num_layers` differs. Of another list's item that only
+    one side has, nulls are not told.
     """
     differing = _differing(first, second)
+    items = _items(first) ^ _items(second)
+    differing = {key: values for key, values in differing.items() if not _says_nothing(key, values, items)}
     groups: dict[_PlainKey, dict[_PlainKey, tuple[Any, Any]]] = {}
     for key, values in differing.items():
         if not any(differing.get(shared) == values for shared in _shared(key)):
@@ -136,6 +139,19 @@ def _differing(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[_Pla
     return {key: (one, other) for key, (one, other) in pairs.items() if one is ABSENT or one != other}
 
 
+def _says_nothing(key: _PlainKey, values: tuple[Any, Any], items: set[_PlainKey]) -> bool:
+    """Whether it is a null of an item that only one side has (`items`), or the empty list of the side without any."""
+    told = [value for value in values if value is not ABSENT]
+    if told == [None]:
+        return any(key[:length] in items for length in range(1, len(key)))
+    return told == [[]] and (*key, 0) in items
+
+
+def _items(side: Mapping[str, Any]) -> set[_PlainKey]:
+    """The places of all items of lists that hold mappings."""
+    return {key[: n + 1] for key, _ in _leaves(side) for n, name in enumerate(key) if isinstance(name, int)}
+
+
 def _leaves(tree: Any, key: _PlainKey = ()) -> Iterator[tuple[_PlainKey, Any]]:
     """Every value that holds no other mapping, with its place."""
     if isinstance(tree, Mapping) and tree:
@@ -150,11 +166,9 @@ def _leaves(tree: Any, key: _PlainKey = ()) -> Iterator[tuple[_PlainKey, Any]]:
 
 def _common_metrics(first: Metrics, second: Metrics) -> dict[str, list[tuple[int, float, float]]]:
     found = {}
-    for key in first.keys:
+    for key in dict.fromkeys([*first.keys, *second.keys]):
         values, others = (dict(zip(*metrics.series(key), strict=True)) for metrics in (first, second))
-        rows = [(step, value, others[step]) for step, value in values.items() if step in others]
-        if rows:
-            found[key] = rows
+        found[key] = [(step, value, others[step]) for step, value in values.items() if step in others]
     return found
 
 

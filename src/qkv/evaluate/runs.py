@@ -18,7 +18,7 @@ from qkv.config.base import MAX_COUNT
 from qkv.config.errors import NotFoundError, QkvError, nearest
 from qkv.config.load import read_tree
 
-State = Literal["running", "complete", "interrupted", "damaged"]
+State = Literal["running", "complete", "interrupted", "failed", "damaged"]
 
 
 @dataclass(frozen=True)
@@ -41,14 +41,20 @@ class Metrics:
 
     @property
     def last_step(self) -> int:
-        """The last step there is a line for; 0 where there is none."""
-        return max((record["step"] for record in self.records), default=0)
+        """The last step that was taken, and that there is a line for; 0 where there is none."""
+        return max((record["step"] for record in self.records if not {"skipped", "failed"} & record.keys()), default=0)
+
+    @property
+    def failure(self) -> str | None:
+        """What ended the run before its end, where that was an error."""
+        return str(self.records[-1]["failed"]) if self.records and "failed" in self.records[-1] else None
 
 
 @dataclass(frozen=True)
 class RunSummary:
     """One run. `steps` is how many it was to take, `loss` the last of training, `best_val_loss` the lowest (nats per
-    token); each None where it is not known. `problems` names damaged files and what is wrong with them."""
+    token) and `best_val_step` the first step that had it; each None where it is not known. `problems` names damaged
+    files and what is wrong with them."""
 
     name: str
     path: str
@@ -56,6 +62,7 @@ class RunSummary:
     steps: int | None
     loss: float | None
     best_val_loss: float | None
+    best_val_step: int | None
     state: State
     newest: bool
     problems: list[str]
@@ -213,7 +220,8 @@ def summarise_run(path: Path, *, newest: bool = False) -> RunSummary:
     except QkvError as error:
         problems.append(f"metrics.jsonl: {error.what}")
     steps = _planned_steps(path, problems)
-    losses, validations = metrics.series("loss")[1], metrics.series("val_loss")[1]
+    losses, validated = metrics.series("loss")[1], zip(*metrics.series("val_loss"), strict=True)
+    best_val_step, best_val_loss = min(validated, key=lambda point: point[1], default=(None, None))
     step = metrics.last_step
     state: State = "interrupted"
     if running:
@@ -222,13 +230,16 @@ def summarise_run(path: Path, *, newest: bool = False) -> RunSummary:
         state = "damaged"
     elif steps is not None and step >= steps:
         state = "complete"
+    elif metrics.failure is not None:
+        state = "failed"
     return RunSummary(
         name=path.name,
         path=str(path),
         step=step,
         steps=steps,
         loss=losses[-1] if losses else None,
-        best_val_loss=min(validations, default=None),
+        best_val_loss=best_val_loss,
+        best_val_step=best_val_step,
         state=state,
         newest=newest,
         problems=problems,

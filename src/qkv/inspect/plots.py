@@ -16,11 +16,12 @@ import numpy as np
 import torch
 from matplotlib import font_manager, get_cachedir, rc_context
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import LogFormatter, MaxNLocator
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -135,6 +136,19 @@ def write_footer(axes: Axes, text: str, below: int = 38) -> None:
 
 def round_ticks() -> MaxNLocator:
     return MaxNLocator(8, steps=[1, 2, 5, 10], integer=True)
+
+
+class _PlainLogFormatter(LogFormatter):
+    """Labels the ticks that Matplotlib would, as plain numbers: its own are formulas, which `style` has not parsed."""
+
+    def __call__(self, x: float, pos: int | None = None) -> str:
+        return f"{x:.12g}" if super().__call__(x, pos) else ""
+
+
+def label_log_axis(axis: Axis) -> None:
+    """Plain numbers at the ticks of a logarithmic axis."""
+    axis.set_major_formatter(_PlainLogFormatter())
+    axis.set_minor_formatter(_PlainLogFormatter())
 
 
 # --- positions --------------------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from matplotlib.patches import Patch
 from qkv.config.errors import QkvError, UsageError
 from qkv.config.load import read_tree
 from qkv.evaluate.runs import Metrics, config_hash, read_metrics
-from qkv.inspect.plots import COLORS, drawable, new_axes, round_ticks, style, write_footer
+from qkv.inspect.plots import COLORS, drawable, label_log_axis, new_axes, round_ticks, style, write_footer
 
 _BAND = 0.18
 _VALIDATION: dict[str, Any] = {"linewidth": 1.8, "marker": "o", "markersize": 4}
@@ -95,8 +95,10 @@ def plot_runs(
         axes.set_title(curve.title if len(groups) > 1 else f"{curve.title} of {groups[0].name}")
         if log_y:
             axes.set_yscale("log")
+            label_log_axis(axes.yaxis)
         if log_x:
             axes.set_xscale("log")
+            label_log_axis(axes.xaxis)
         else:
             axes.xaxis.set_major_locator(round_ticks())
         axes.grid(axis="y", color="0.9")

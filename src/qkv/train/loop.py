@@ -23,7 +23,7 @@ import torch
 from torch import nn
 from torch.profiler import record_function
 
-from qkv.checkpoint.lock import locked
+from qkv.checkpoint.lock import holder, in_use, locked
 from qkv.checkpoint.store import save_checkpoint
 from qkv.config.errors import QkvError
 from qkv.config.paths import cache_folder
@@ -53,10 +53,10 @@ Listener = Callable[[dict[str, Any]], None]
 
 
 class Interrupted(KeyboardInterrupt):
-    """Ctrl-C, after the run was saved; `run` is its folder."""
+    """Ctrl-C, with a checkpoint to go on from; `run` is its folder. saved: whether that was saved after Ctrl-C."""
 
-    def __init__(self, run: Path) -> None:
-        super().__init__(f"interrupted and saved; go on with: qkv train --resume {shlex.quote(str(run))}")
+    def __init__(self, run: Path, saved: str) -> None:
+        super().__init__(f"interrupted{saved}; go on with: qkv train --resume {shlex.quote(str(run))}")
         self.run = run
 
 
@@ -67,7 +67,7 @@ class NonFiniteError(QkvError):
         super().__init__(
             f"the {name} is {value} at step {step}",
             where="; ".join(places) or None,
-            hint=f"{hint}; a larger train.skip_non_finite, with which a run may go on, passes more of them over",
+            hint=hint,
         )
         self.record = {"non_finite": name, "places": places}
 
@@ -98,6 +98,8 @@ def fit(
     """
     place = Path(run_dir) if run_dir else None
     if place is not None:
+        if who := holder(place):
+            raise in_use(place, who)
         require_unused(place)
     trainer = new_trainer(config, *tokenizers_for(config, cache_folder()), listener)
     about = {"preset": preset, **trainer.about}
@@ -177,10 +179,16 @@ class Trainer:
             self.tell({"event": "note", "text": text})
         try:
             self._take_steps(run)
-        except (Interrupted, Exception):
+        except (Interrupted, Exception) as stop:
             with suppress(Exception):  # what has ended the run matters more
+                if isinstance(stop, QkvError):
+                    run.log({"step": self.step + 1, "failed": stop.what})
                 write_report(run.path)
             raise
+        except KeyboardInterrupt:  # the second one
+            if not (checkpoints := run.checkpoints):
+                raise
+            raise Interrupted(run.path, f"; the newest checkpoint is {checkpoints[-1].name}") from None
         write_report(run.path)
         self.tell({"event": "end", "run": str(run.path), "step": self.step, "seconds": self.seconds})
         return Run(run.path, self.step, self.loss, self.val_loss)
@@ -198,7 +206,7 @@ class Trainer:
                 if last or stopping or _due(self.step, train.save_every):
                     self.save(run)
                 if stopping and not last:
-                    raise Interrupted(run.path)
+                    raise Interrupted(run.path, " and saved")
 
     def _next_step(self, run: RunFolder) -> dict[str, Any]:
         """Take a step. Batches whose loss or gradient is not finite are passed over, within the budget."""
@@ -273,12 +281,15 @@ class Trainer:
         self.loader.pass_over()
         source = self.source_tokenizer if isinstance(self.prepared.train, Pairs) else None
         found = places(self.prepared, batches, source or self.tokenizer)
-        return NonFiniteError(name, value, self.step + 1, found, self._against_divergence)
+        going_on = ", and a run may go on with it," if self.saved else ""
+        hint = f"{self._against_divergence}; a larger train.skip_non_finite{going_on} passes more of them over"
+        return NonFiniteError(name, value, self.step + 1, found, hint)
 
     @property
     def _against_divergence(self) -> str:
         """What to try where a number is not finite."""
-        return "a lower learning rate, or train.clip=1.0" + ("; the last checkpoint is intact" if self.saved else "")
+        more = "; the last checkpoint is intact" if self.saved else ""
+        return f"a lower learning rate, or train.clip=1.0{more}"
 
     def _forward(self, batch: Batch) -> Output:
         batch = batch.to(self.compute.device)
@@ -380,7 +391,7 @@ class Trainer:
         """Write a complete checkpoint of this step and drop those that rotation drops."""
         self._require_finite_weights()
         path = run.checkpoint_path(self.step)
-        require_space(path, self.space // 2)
+        require_space(run.path, self.space // 2, under_way=self.saved)
         training = self.optimizer.state() | self.averaging.state()
         training |= {f"generator/{name}": state for name, state in read_generators(self.compute.device).items()}
         state = {

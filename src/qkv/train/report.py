@@ -64,13 +64,15 @@ def _outcome(run: Path, records: RunRecords) -> list[str]:
     steps, losses = metrics.series("loss")
     if losses:
         lines.append(f"- training loss {losses[0]:.4f} at step {steps[0]}, {losses[-1]:.4f} at step {steps[-1]}")
-    val_steps, val_losses = metrics.series("val_loss")
-    if val_losses:
-        best = min(range(len(val_losses)), key=val_losses.__getitem__)
-        lines.append(f"- best validation loss {val_losses[best]:.4f} at step {val_steps[best]}")
-    rates, norms = metrics.series("lr")[1], metrics.series("grad_norm")[1]
+    for key in _further_losses(records):
+        steps, losses = metrics.series(key)
+        figures = f"{losses[0]:.4f} at step {steps[0]}, {losses[-1]:.4f} at step {steps[-1]}"
+        lines.append(f"  - {key.replace('_', ' ')}, which training adds to it: {figures}")
+    if summary.best_val_loss is not None:
+        lines.append(f"- best validation loss {summary.best_val_loss:.4f} at step {summary.best_val_step}")
+    (rate_steps, rates), norms = metrics.series("lr"), metrics.series("grad_norm")[1]
     if rates:
-        lines.append(f"- learning rate {max(rates):.3g} at most, {rates[-1]:.3g} at the end")
+        lines.append(f"- learning rate {max(rates):.3g} at most, {rates[-1]:.3g} at step {rate_steps[-1]}")
     if norms:
         lines.append(f"- gradient norm {median(norms):.3g} (median), {max(norms):.3g} at most, before clipping")
     speeds, tokens = metrics.series("tokens_per_second")[1], metrics.series("tokens")[1]
@@ -81,6 +83,11 @@ def _outcome(run: Path, records: RunRecords) -> list[str]:
     if environment.get("started_from"):
         lines.append(f"- started from the weights of {environment['started_from']}")
     return [*lines, "", "The losses are nats per target token. `config.yaml` says what was trained and how."]
+
+
+def _further_losses(records: RunRecords) -> list[str]:
+    """The keys of what was added to the loss in training."""
+    return [key for key in records.metrics.keys if key.endswith("_loss") and not key.startswith("val_")]
 
 
 def _configuration(records: RunRecords) -> Iterable[list[str]]:
@@ -164,7 +171,8 @@ def _skipped(records: RunRecords) -> list[str]:
         lines.append(f"- step {record['step']}: {record.get('non_finite', 'loss')} not finite; {where}".rstrip("; "))
     if len(skips) > SHOWN_SKIPS:
         lines.append(f"- and {len(skips) - SHOWN_SKIPS:,} more in `metrics.jsonl`")
-    return _section("Batches passed over", lines)
+    failure = [f"The run stopped: {records.metrics.failure}.", ""] if records.metrics.failure else []
+    return [*failure, *_section("Batches passed over", lines)]
 
 
 def _checkpoints(run: Path, records: RunRecords) -> list[str]:

@@ -79,6 +79,11 @@ class RunFolder:
                     hint="moving it away",
                 )
 
+    def incomplete_after(self, step: int) -> list[Path]:
+        """Folders of later steps that are no checkpoints, for want of a state.json."""
+        found = (self.path / "checkpoints").glob("step-*")
+        return sorted(path for path in found if _incomplete(path) and path.name > self._place(step).name)
+
     def _place(self, step: int) -> Path:
         return self.path / "checkpoints" / f"step-{step:06d}"
 
@@ -88,17 +93,26 @@ class RunFolder:
         with written("the metrics", path), path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(record) + "\n")
 
-    def forget_after(self, step: int) -> None:
-        """Drop metrics of steps that an interrupted run took after its last checkpoint: they will be taken again."""
+    def write_config(self, config: Config) -> None:
+        """Have config.yaml say what is trained."""
+        replace_text("the configuration", self.path / "config.yaml", config.to_yaml())
+
+    def forget_after(self, step: int) -> int:
+        """Drop metrics of steps that an interrupted run took after its last checkpoint: they will be taken again.
+        Returns how many lines were dropped that could not be read, but for a last one that a kill has cut off."""
         path = self.path / "metrics.jsonl"
         if not path.is_file():
-            return
-        kept = []
-        for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
-            record = read_record(line)  # None: cut off by a kill
-            if record is not None and record["step"] <= step:
+            return 0
+        kept, unread = [], 0
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+        for number, line in enumerate(lines, 1):
+            record = read_record(line)
+            if record is None:
+                unread += number < len(lines)
+            elif record["step"] <= step:
                 kept.append(line + "\n")
         replace_text("the metrics", path, "".join(kept))
+        return unread
 
     def rotate(self, keep: int) -> None:
         """Delete old checkpoints: the newest `keep` and the best by validation stay; what is half-written goes."""
@@ -141,30 +155,34 @@ def written(what: str, path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        hint = "freeing space; the checkpoints are untouched" if error.errno == errno.ENOSPC else None
+        cure = {errno.ENOSPC: "freeing space", errno.EISDIR: "moving the folder away"}.get(error.errno or 0)
+        hint = f"{cure or 'looking at its permissions'}; the checkpoints are untouched"
         raise QkvError(f"{what} cannot be written: {error.strerror}", where=str(path), hint=hint) from None
 
 
 def require_unused(path: Path) -> None:
     """Raise ConflictError where a run folder cannot be made because something is there."""
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
-        raise ConflictError(
-            "the run folder is not empty",
-            where=str(path),
-            hint=f"`qkv train --resume {path}` to go on with the run that is there, or another --run-dir",
-        )
+        hint = "another --run-dir"
+        if path.is_dir() and checkpoints_of(path):
+            hint = f"`qkv train --resume {path}` to go on with the run that is there, or another --run-dir"
+        elif (path / "checkpoints").is_dir():
+            hint = "another --run-dir, or removing this one, whose run has no checkpoint to go on from"
+        raise ConflictError("the run folder is not empty", where=str(path), hint=hint)
 
 
-def require_space(path: Path, needed: int) -> None:
-    """Raise QkvError unless the disk has room for `needed` bytes at `path`, which need not exist yet."""
+def require_space(path: Path, needed: int, *, under_way: bool = False) -> None:
+    """Raise QkvError unless the disk has room for `needed` bytes at `path`, which need not exist yet; `under_way`: with
+    steps of the run already taken."""
     there = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
     free = shutil.disk_usage(there).free
     if free < needed:
         wanted, there_is = sizes_apart(needed, free)
+        then = f", then `qkv train --resume {path}`" if under_way else ", or another --run-dir"
         raise QkvError(
             f"the checkpoints need {wanted}, and the disk has {there_is} free",
             where=str(path),
-            hint="freeing space, or another --run-dir",
+            hint=f"freeing space{then}",
         )
 
 

@@ -298,7 +298,7 @@ def test_parts_of_two_checkpoints_are_not_mixed(saved: Path, tmp_path: Path, tok
 
 def test_a_folder_without_a_state_is_no_checkpoint(saved: Path) -> None:
     (saved / "state.json").unlink()
-    assert "no model is here" in refused(saved, NotFoundError).what
+    assert "state.json is missing" in refused(saved, DamagedError).what
     with pytest.raises(NotFoundError, match=r"state\.json, written last, is missing"):
         read_state(saved)
 

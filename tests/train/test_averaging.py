@@ -77,7 +77,7 @@ def test_what_is_saved_is_what_was_validated(changes: tuple[str, ...]) -> None:
     # where there is one validation batch, it is the probe
     resumed: list[str] = []
     resume(run, steps=7, listener=lambda event: resumed.append(event["text"]) if event["event"] == "note" else None)
-    assert f"{told['probe_loss']:.6f} when saved, {told['probe_loss']:.6f} now" in resumed[-1]
+    assert f"loss on the fixed batch: {told['probe_loss']:.6f} when saved, {told['probe_loss']:.6f} now" in resumed
 
 
 @AVERAGES

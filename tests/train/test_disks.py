@@ -55,7 +55,7 @@ def test_a_disk_that_fills_up_is_one_clear_error_and_nothing_is_lost(
 
     with monkeypatch.context() as patch:
         if not checked:
-            patch.setattr(loop, "require_space", lambda path, needed: None)
+            patch.setattr(loop, "require_space", lambda path, needed, **options: None)
         with pytest.raises(QkvError, match=said):
             fit(config(*CHANGES), run_dir=disk / "run", listener=fill)
     assert steps_of(disk / "run") == ["step-000002"]

@@ -134,9 +134,9 @@ def test_rms_norm_and_its_gradients_are_those_of_torch(
         expected, weight = expected.to(dtype), weight.to(dtype)
     expected = (expected * weight).to(dtype)
     out = norm(x)
+    rtol = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 2e-2}[dtype]
     with torch.no_grad():
         assert torch.equal(out, norm(x))  # trained and evaluated, it is one function
-    rtol = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 2e-2}[dtype]
     torch.testing.assert_close(out, expected, rtol=rtol, atol=rtol)
     ours, theirs = (torch.autograd.grad(y, (x, norm.weight), gradient) for y in (out, expected))
     for one, other in zip(ours, theirs, strict=True):
@@ -144,10 +144,16 @@ def test_rms_norm_and_its_gradients_are_those_of_torch(
 
 
 def test_rms_norm_can_be_differentiated_again_and_in_batches_of_functions() -> None:
-    norm = rms_norm().double().requires_grad_(False)
-    x = torch.randn(2, 12, dtype=torch.float64, generator=torch.Generator().manual_seed(0), requires_grad=True)
-    assert torch.autograd.gradcheck(norm, x)
-    assert torch.autograd.gradgradcheck(norm, x)
+    norm, generator = rms_norm().double(), torch.Generator().manual_seed(0)
+    x = torch.randn(2, 12, dtype=torch.float64, generator=generator, requires_grad=True)
+    weight = torch.randn(12, dtype=torch.float64, generator=generator, requires_grad=True)
+
+    def weighted(x: Tensor, weight: Tensor) -> Tensor:
+        out: Tensor = torch.func.functional_call(norm, {"weight": weight}, x)
+        return out
+
+    assert torch.autograd.gradcheck(weighted, (x, weight))
+    assert torch.autograd.gradgradcheck(weighted, (x, weight))
     each = torch.func.vmap(torch.func.grad(lambda row: norm(row).square().sum()))(x)
     alone = [torch.autograd.grad(norm(row).square().sum(), row)[0] for row in x]
     torch.testing.assert_close(each, torch.stack(alone))

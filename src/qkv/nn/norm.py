@@ -65,30 +65,39 @@ def _rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
     those of the formula. Compiled, they are one."""
     if x.device.type != "cpu" or not torch.is_grad_enabled() or torch.compiler.is_compiling():
         return F.rms_norm(x, x.shape[-1:], weight, eps)
-    normed: Tensor = _DividedByRMS.apply(x, eps)  # type: ignore[no-untyped-call]
-    return normed if weight is None else normed * weight
+    normed: Tensor = _RMSNorm.apply(x, weight, eps)  # type: ignore[no-untyped-call]
+    return normed
 
 
-class _DividedByRMS(torch.autograd.Function):
-    """n = x r with r = 1 / sqrt(mean(x^2) + eps). Backward is r (g - n mean(g n))."""
+class _RMSNorm(torch.autograd.Function):
+    """n g with n = x r and r = 1 / sqrt(mean(x^2) + eps), rounded as F.rms_norm does. Of a gradient d, x gets
+    r (d g - n mean(d g n)), and g the sum of d n. Results take the place of what they are made of, because new memory
+    is what takes time here."""
 
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(x: Tensor, eps: float) -> Tensor:
-        return x * _inverse_rms(x, eps)
+    def forward(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
+        normed = x * _inverse_rms(x, eps)
+        return normed if weight is None else normed.mul_(weight)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, float], output: Tensor) -> None:
-        x, ctx.eps = inputs
-        ctx.save_for_backward(x)
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor | None, float], output: Tensor) -> None:
+        x, weight, ctx.eps = inputs
+        ctx.save_for_backward(x, weight)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        (x,) = ctx.saved_tensors
+    def backward(ctx: Any, d: Tensor) -> tuple[Tensor, Tensor | None, None]:
+        x, weight = ctx.saved_tensors
         inverse = _inverse_rms(x, ctx.eps)
         normed = x * inverse
-        return (gradient - normed * (gradient * normed).mean(-1, keepdim=True)) * inverse, None
+        products = d * normed
+        if weight is None:
+            d_x, d_weight, mean = d.clone(), None, products.mean(-1, keepdim=True)
+        else:
+            d_x, d_weight = d * weight, products.reshape(-1, x.shape[-1]).sum(0).to(weight.dtype)
+            mean = (products @ weight.to(products.dtype)).unsqueeze(-1) / x.shape[-1]
+        return d_x.addcmul_(normed, mean, value=-1).mul_(inverse), d_weight, None
 
 
 def _inverse_rms(x: Tensor, eps: float) -> Tensor:

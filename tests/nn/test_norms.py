@@ -143,6 +143,7 @@ def test_rms_norm_and_its_gradients_are_those_of_torch(
         torch.testing.assert_close(one, other, rtol=rtol, atol=4 * rtol)
 
 
+@pytest.mark.filterwarnings("ignore:There is a performance drop")  # of vmap, for an operation in place
 def test_rms_norm_can_be_differentiated_again_and_in_batches_of_functions() -> None:
     norm, generator = rms_norm().double(), torch.Generator().manual_seed(0)
     x = torch.randn(2, 12, dtype=torch.float64, generator=generator, requires_grad=True)

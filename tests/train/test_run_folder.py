@@ -425,3 +425,11 @@ def test_folders_that_may_not_be_written_are_one_clear_error() -> None:
     for path in (run, run / "checkpoints"):
         path.chmod(0o700)
     assert load_checkpoint(run).path == step(run, 2)
+
+
+def test_steps_are_in_the_order_of_their_numbers_however_many_digits_these_have(tmp_path: Path) -> None:
+    names = ["step-000004", "step-999999", "step-1000000"]
+    for name in (*names, "step-last"):
+        (tmp_path / "checkpoints" / name).mkdir(parents=True)
+    assert [path.name for path in RunFolder(tmp_path).incomplete_after(0)] == names
+    assert [path.name for path in RunFolder(tmp_path).incomplete_after(999_999)] == names[2:]

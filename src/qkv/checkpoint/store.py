@@ -208,9 +208,14 @@ def _earlier(folder: Path) -> str:
 
 def checkpoints_of(run: Path) -> list[Path]:
     """The complete checkpoints of a run folder, oldest first."""
-    steps = {path: path.name.removeprefix("step-") for path in (run / "checkpoints").glob("step-*")}
-    found = [path for path, step in steps.items() if step.isdecimal() and (path / "state.json").is_file()]
-    return sorted(found, key=lambda path: int(steps[path]))
+    return [path for path in steps_in(run) if (path / "state.json").is_file()]
+
+
+def steps_in(run: Path) -> dict[Path, int]:
+    """What bears the name of a step's checkpoint in a run folder, whole or not, and the number of the step, rising."""
+    names = {path: path.name.removeprefix("step-") for path in (run / "checkpoints").glob("step-*")}
+    steps = {path: int(name) for path, name in names.items() if name.isdecimal()}
+    return dict(sorted(steps.items(), key=lambda item: item[1]))
 
 
 def best_of(checkpoints: list[Path]) -> Path:
@@ -258,7 +263,7 @@ def find_checkpoint(path: Path, *, newest: bool = False) -> Path:
         )
     checkpoints = checkpoints_of(path)
     if not checkpoints:
-        for folder in (path, *sorted((path / "checkpoints").glob("step-*"))):
+        for folder in (path, *steps_in(path)):
             if (folder / "config.yaml").is_file() and (folder / "model.safetensors").is_file():
                 raise DamagedError("the checkpoint's state.json is missing", where=str(folder), hint="a copy of it")
         if (path / "config.yaml").is_file() and (path / "checkpoints").is_dir():

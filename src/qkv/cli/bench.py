@@ -12,7 +12,7 @@ import click
 
 from qkv.cli import LazyGroup
 from qkv.cli.common import allow_option, computes, json_option, model_options, print_json, quantize_option
-from qkv.config.errors import UsageError
+from qkv.config.errors import UsageError, counted
 
 if TYPE_CHECKING:
     from qkv.evaluate.speed import DecodeSpeed, PrefillSpeed, Speed
@@ -252,7 +252,7 @@ def _decode_rows(speed: DecodeSpeed) -> list[tuple[str, str]]:
 
 
 def _rows_of(speed: Speed, tokens: str) -> str:
-    return f"{tokens} in {speed.batch_size:,} row{'' if speed.batch_size == 1 else 's'}"
+    return f"{tokens} in {counted(speed.batch_size, 'row')}"
 
 
 def _ratio(ratio: float | None) -> str:

@@ -10,6 +10,7 @@ import click
 
 from qkv.cli import LazyGroup
 from qkv.cli.common import json_option, print_json
+from qkv.config.errors import counted
 
 if TYPE_CHECKING:
     from qkv.evaluate.run_differences import Difference
@@ -115,22 +116,18 @@ def _tell_differences(what: str, differences: list[Difference] | None) -> None:
 def _tell_metric(key: str, rows: list[tuple[int, float, float]], logged: list[int]) -> None:
     """A metric at the steps that both runs logged. logged: how many steps either did."""
     if not rows:
-        click.echo(f"\n{key}: {_steps(logged[0])} of A, {_steps(logged[1])} of B, none in common")
+        click.echo(f"\n{key}: {counted(logged[0], 'step')} of A, {counted(logged[1], 'step')} of B, none in common")
         return
     if all(one == other for _, one, other in rows):
-        every = "the one step" if len(rows) == 1 else f"all {_steps(len(rows))}"
+        every = "the one step" if len(rows) == 1 else f"all {counted(len(rows), 'step')}"
         click.echo(f"\n{key}: the same at {every} that both logged")
         return
     shown = _some(rows)
     some = "" if len(shown) == len(rows) else f", {len(shown)} of them shown"
-    click.echo(f"\n{key}: {_steps(len(rows))} that both logged{some}")
+    click.echo(f"\n{key}: {counted(len(rows), 'step')} that both logged{some}")
     click.echo(f"{'at step':>24}{'A':>14}{'B':>14}{'B - A':>14}")
     for step, one, other in shown:
         click.echo(f"{step:>24,}{one:>14.6g}{other:>14.6g}{other - one:>+14.4g}")
-
-
-def _steps(count: int) -> str:
-    return "1 step" if count == 1 else f"{count:,} steps"
 
 
 def _some(rows: list[Any]) -> list[Any]:

@@ -75,6 +75,11 @@ def printable(text: str) -> str:
     return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode("ascii"), text)
 
 
+def counted(count: int, unit: str) -> str:
+    """`1 step`, `1,200 steps`."""
+    return f"{count:,} {unit}{'' if count == 1 else 's'}"
+
+
 def sizes_apart(first: int, second: int) -> tuple[str, str]:
     """Two different numbers of bytes for people, in the largest unit up to MB that shows the difference."""
     for unit, size in (("MB", 10**6), ("kB", 10**3)):

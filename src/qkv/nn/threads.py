@@ -17,6 +17,8 @@ from pathlib import Path
 
 import torch
 
+from qkv.config.errors import counted
+
 log = logging.getLogger("qkv")
 
 _VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
@@ -88,13 +90,13 @@ def _asked() -> str | None:
 def describe_threads() -> str:
     """The number of threads, and what it follows: `2 threads (all cores)`."""
     count, cores, asked = torch.get_num_threads(), usable_cores(), _asked()
-    threads = f"{count} thread{'' if count == 1 else 's'}"
+    threads = counted(count, "thread")
     if asked is not None and os.environ[asked].split(",")[0].strip() == str(count):
         return f"{threads} ({asked})"
     if count == cores.count:
         return f"{threads} ({cores.why})"
     relation = "of" if count < cores.count else "more than"
-    return f"{threads} ({relation} {cores.count} core{'' if cores.count == 1 else 's'}: {cores.why})"
+    return f"{threads} ({relation} {counted(cores.count, 'core')}: {cores.why})"
 
 
 @functools.cache

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer as TorchOptimizer
 
-from qkv.config.errors import DamagedError
+from qkv.config.errors import DamagedError, counted
 from qkv.config.training import AdamConfig, AdamWConfig, MuonConfig, OptimizerConfig, ScheduleFreeConfig
 from qkv.nn.block import Block
 from qkv.nn.transformer import Transformer
@@ -86,7 +86,7 @@ class Optimizer:
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
                 size = sum(parameter.numel() for parameter in group["params"])
-                counts = _counted(len(group["params"]), "tensor"), _counted(size, "value")
+                counts = counted(len(group["params"]), "tensor"), counted(size, "value")
                 decay = group["weight_decay"]
                 names = dict.fromkeys(_last_name(self.names[id(parameter)]) for parameter in group["params"])
                 lines.append(
@@ -142,10 +142,6 @@ class Optimizer:
             for group in optimizer.param_groups:
                 for parameter in group["params"]:
                     yield optimizer, parameter
-
-
-def _counted(count: int, unit: str) -> str:
-    return f"{count:,} {unit}{'' if count == 1 else 's'}"
 
 
 def _fits(remembered: Tensor, parameter: Tensor) -> bool:

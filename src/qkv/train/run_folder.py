@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from qkv.checkpoint.store import best_of, checkpoints_of
+from qkv.checkpoint.store import best_of, checkpoints_of, steps_in
 from qkv.config.errors import ConflictError, QkvError, sizes_apart
 from qkv.config.run import Config
 from qkv.evaluate.runs import read_record
@@ -69,20 +69,17 @@ class RunFolder:
 
     def require_places(self, first: int, last: int) -> None:
         """Raise ConflictError where one of these steps could not have its checkpoint: something else is there."""
-        for path in sorted((self.path / "checkpoints").glob("step-*")):
-            step = path.name.removeprefix("step-")
-            taken = step.isdecimal() and first <= int(step) <= last and path == self._place(int(step))
-            if taken and not _incomplete(path):
+        for path, step in steps_in(self.path).items():
+            if first <= step <= last and path == self._place(step) and not _incomplete(path):
                 raise ConflictError(
-                    f"something that is no checkpoint is where that of step {int(step)} belongs",
+                    f"something that is no checkpoint is where that of step {step} belongs",
                     where=str(path),
                     hint="moving it away",
                 )
 
     def incomplete_after(self, step: int) -> list[Path]:
         """Folders of later steps that are no checkpoints, for want of a state.json."""
-        found = (self.path / "checkpoints").glob("step-*")
-        return sorted(path for path in found if _incomplete(path) and path.name > self._place(step).name)
+        return [path for path, number in steps_in(self.path).items() if number > step and _incomplete(path)]
 
     def _place(self, step: int) -> Path:
         return self.path / "checkpoints" / f"step-{step:06d}"
